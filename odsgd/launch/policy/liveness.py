@@ -14,8 +14,8 @@ long it has waited for others, and how long it has been silent.
    writes waits for nobody.
 4. Workers may have different numbers of batches. If one has ended and another waits in a later iteration, the job fails
    after `LEFT_S`; we only warn if the first has not said where it ended. If all wait for each other at different
-   iterations, we warn after the time of rule 1; their own deadline or rule 3 ends them. This rule skips asynchronous
-   jobs.
+   iterations, and not in training, we warn after the time of rule 1; their own deadline or rule 3 ends them. This
+   rule skips asynchronous jobs.
 5. If the launcher itself was held up, no process was silent meanwhile.
 """
 import math
@@ -226,7 +226,8 @@ class LivenessMonitor:
             have += f" after {_iterations(list(fewer.values()))}"
         calls = ""
         if not fewer and all(min(process.waits_s or 0, now - process.moved_at) > self._warn_s for process in workers):
-            fewer = {process.name: process.progress for process in workers if process.progress < farthest.progress}
+            fewer = {process.name: process.progress for process in workers
+                     if 0 < process.progress < farthest.progress and process.activity != "training"}
             have = f"wait{'s' * (len(fewer) == 1)} elsewhere after {_iterations(list(fewer.values()))}"
             calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
         if fewer:

@@ -247,12 +247,20 @@ def test_workers_that_wait_at_different_iterations_are_named() -> None:
     """As one that evaluates, which all do together, while the other has a batch left."""
     story = Story()
     story.goes_on(20)
-    story.states = {"worker 0": {"at": 21, "waits_s": 11.0}, "worker 1": {"waits_s": 11.0}}
+    story.states = {"worker 0": {"at": 21, "waits_s": 11.0}, "worker 1": {"waits_s": 11.0, "activity": "evaluation"}}
     story.goes_on(9, moves=False)
     assert story.liveness.take_warnings() == []
     story.goes_on(3, moves=False)
     warning, = story.liveness.take_warnings()
     assert warning.startswith("worker 1 waits elsewhere after iteration 20, and worker 0 waits in iteration 21")
+
+
+def test_a_worker_whose_answer_does_not_come_through_has_no_fewer_batches() -> None:
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"at": 21, "waits_s": 11.0}, "worker 1": {"waits_s": 11.0}}
+    story.goes_on(40, moves=False)
+    assert story.liveness.take_warnings() == []
 
 
 def test_asynchronous_workers_may_wait_at_different_iterations() -> None:

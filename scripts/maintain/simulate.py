@@ -1,0 +1,112 @@
+"""Run the real launcher and agents under simulated faults, from a seed; were the promises kept?
+
+    scripts/maintain/simulate --seed 81723              the history, the faults and the verdict
+    scripts/maintain/simulate --seeds 1000 [--from 1]   a table; a failing seed is shrunk by leaving faults out
+    scripts/maintain/simulate --defects                 defects of the past, put back: found after so many seeds
+"""
+import argparse
+import collections
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Counter, Dict, List, Sequence, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.maintain.simulation import defects, promises, scenario
+from scripts.maintain.simulation.loader import Image
+
+
+def shrunk(seed: int, image: Image, broken: Sequence[str]) -> List[int]:
+    """The numbers of the faults that can be left out while the same promise is still broken."""
+    without: List[int] = []
+    for number in range(len(scenario.run(seed, image).faults)):
+        now = promises.broken(scenario.run(seed, image, [*without, number]))
+        if now and now[0].split()[0] == broken[0].split()[0]:
+            without.append(number)
+    return without
+
+
+def show(seed: int, image: Image, without: Sequence[int]) -> int:
+    """Print one history; returns how many promises were broken."""
+    result = scenario.run(seed, image, without)
+    print("\n".join(result.world.history))
+    job = {name: value for name, value in vars(result.job).items() if value not in (None, (), {}, False, "", 0)}
+    print(f"job: {job}")
+    print("\n".join([f"fault: {fault}" for fault in result.faults] + [f"hit: {hit}" for hit in result.hits]))
+    broken = promises.broken(result)
+    print("\n".join(f"BROKEN {sentence}" for sentence in broken) or "all promises were kept")
+    print(f"exit code {result.code} after {result.ended_at:.1f} s, history {result.digest}")
+    return len(broken)
+
+
+def survey(first: int, count: int, image: Image, again_every: int) -> int:
+    """Run many seeds and print a table; returns how many broke a promise."""
+    began, failed = time.process_time(), 0
+    codes: Counter[str] = collections.Counter()
+    events, seconds, changed = 0, 0.0, 0
+    for seed in range(first, first + count):
+        result = scenario.run(seed, image)
+        broken = promises.broken(result)
+        events, seconds = events + result.world.events, seconds + result.world.now
+        codes[str(result.code)] += 1
+        if again_every and seed % again_every == 0 and scenario.run(seed, image).digest != result.digest:
+            changed += 1
+            print(f"seed {seed}: the second history differs from the first", flush=True)
+        if broken:
+            failed += 1
+            without = shrunk(seed, image, broken)
+            faults = [f"{fault}" for fault in scenario.run(seed, image, without).faults]
+            print(f"seed {seed}{''.join(f' --without {number}' for number in without)}: {broken[0][:160]} … "
+                  f"{broken[0][-100:]} [{'; '.join(faults)}]", flush=True)
+    took = time.process_time() - began
+    print(f"{count} seeds, {failed} with a broken promise, {changed} that were not the same twice; exit codes "
+          f"{dict(codes.most_common())}; {seconds:.0f} s simulated, {events} events in {took:.1f} s of a processor: "
+          f"{60 * count / took:.0f} seeds a minute")
+    return failed + changed
+
+
+def calibrate(most: int) -> int:
+    """Put each defect back, and look how many seeds it takes to find it; returns how many are not found."""
+    missed, ships = 0, Image()
+    print("| defect | found after so many seeds | by the promise |\n| --- | --- | --- |")
+    for what, changes in defects.DEFECTS.items():
+        found: Dict[str, List[Tuple[str, str]]] = {}
+        for module, now, then in changes:
+            found.setdefault(module, []).append((now, then))
+        image = Image(found)
+        for seed in range(1, most + 1):
+            broken = set(promises.broken(scenario.run(seed, image)))
+            broken -= set(promises.broken(scenario.run(seed, ships))) if broken else set()
+            if broken:
+                print(f"| {what} | {seed} | {min(broken).partition(':')[0]} |", flush=True)
+                break
+        else:
+            missed += 1
+            print(f"| {what} | none of {most} | |", flush=True)
+    return missed
+
+
+def main() -> int:
+    """See the head of this file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--without", type=int, action="append", default=[], help="leave out this fault of --seed")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--from", dest="first", type=int, default=1)
+    parser.add_argument("--twice-every", type=int, default=100, help="run each such seed twice and compare")
+    parser.add_argument("--defects", action="store_true", help="put defects back; try --seeds for each")
+    options = parser.parse_args()
+    if options.defects:
+        return int(calibrate(options.seeds) > 0)
+    image = Image()
+    if options.seed is not None:
+        return int(show(options.seed, image, options.without) > 0)
+    return int(survey(options.first, options.seeds, image, options.twice_every) > 0)
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set is a part of the history
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
+    sys.exit(main())

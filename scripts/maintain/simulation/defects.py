@@ -1,0 +1,35 @@
+"""Defects of the past, to be put back into a copy of the code: the simulation has to find them.
+
+Each is what it did, and the change that makes it: module, text that ships, text that it was.
+"""
+from typing import Dict, List, Tuple
+
+JUDGE, AGENTS = "odsgd.launch.policy.judge", "odsgd.launch.hosts.agents"
+LIVENESS, CHILD = "odsgd.launch.policy.liveness", "odsgd.launch.agent.child"
+
+DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
+    "of two workers of a ring one crashed, and the other, which MPI aborts then, was blamed": [
+        (JUDGE, "crashed and unexplained and not failure.crashed)", "False)")],
+    "a worker that MPI ended since another was killed was blamed in its place": [
+        (JUDGE, "killed and unexplained,", "False,")],
+    "a worker stopped before its first beat was not noticed": [
+        (CHILD, '(self.stopped_at or now) if state == "T" else None', "None")],
+    "a link that went down while workers met for an evaluation was waited for ten times as long": [
+        (LIVENESS, '(waits or self.activity == "training")', '(self.activity == "training")')],
+    "an asynchronous job whose link was down was told to give its workers data of one length": [
+        (LIVENESS, "if self._uneven or not waiting or any(process.asynchronous for process in workers):",
+         "if self._uneven or not waiting:")],
+    "a ring whose link stayed down used up its restarts in seconds": [
+        (JUDGE, "if len(self.workers) > 1 and len(alike) == 1 and not searched:",
+         "if len(self.workers) > 1 and len(alike) == 1:")],
+    "an agent's streams that ended in one turn of the loop were closed twice, and the launcher ended with a KeyError": [
+        (AGENTS, "if self._selector.get_map().get(key.fd) == key:", "if True:")],
+    "Ctrl-C while a failed attempt ended was forgotten, and the job started again": [
+        ("odsgd.launch.supervisor", "None if verdict.by_signal or verdict.finished else self.judge.stopped()", "None")],
+    "a worker that MPI ended after another's deadline was blamed in the deadline's place": [
+        (JUDGE, "ended_by_mpi = not self.non_workers and any(", "ended_by_mpi = False and any(")],
+    "a signal to an agent that had just begun left a folder behind": [
+        ("odsgd.launch.agent.agent", "        self._listen_to_signals()  # before there is anything to remove\n", ""),
+        ("odsgd.launch.agent.agent", "        linux.adopt_orphans()\n",
+         "        linux.adopt_orphans()\n        self._listen_to_signals()\n")],
+}

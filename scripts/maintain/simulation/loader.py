@@ -1,0 +1,73 @@
+"""The project's own modules, loaded once more on the simulated library: the text that ships, without a changed line.
+
+`Image` is one set of copies. Its `changes` put defects of the past back, by text that must be found.
+"""
+import builtins
+import importlib.util
+import sys
+import types
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+from scripts.maintain.simulation import processes, stdlib, threads
+
+SIMULATED: Dict[str, Any] = {
+    **{name: getattr(stdlib, name) for name in ("os", "time", "signal", "fcntl", "tempfile", "shutil", "secrets", "sys",
+                                                "ctypes", "faulthandler", "resource")},
+    **{name: getattr(processes, name) for name in ("select", "selectors", "subprocess", "socket")},
+    **{name: getattr(threads, name) for name in ("threading", "queue", "concurrent")},
+    "pathlib": types.SimpleNamespace(Path=stdlib.Path)}
+COPIED = ("odsgd.launch", "kvstore.job")
+REAL = ("odsgd.launch.connections.tunnel", "kvstore.job.software", "kvstore.job.agreement", "odsgd.launch.command")
+"""Not simulated; what they give is constant, or not used."""
+Changes = Mapping[str, Sequence[Tuple[str, str]]]
+_code: Dict[Tuple[str, Tuple[Tuple[str, str], ...]], Any] = {}
+
+
+class Image:
+    """Copies of modules; those that are not its `own` are the parent's."""
+
+    def __init__(self, changes: Optional[Changes] = None, parent: "Optional[Image]" = None,
+                 own: Sequence[str] = ()) -> None:
+        self.changes: Changes = parent.changes if parent else changes or {}
+        self._parent, self._own = parent, own
+        self._modules: Dict[str, types.ModuleType] = {}
+        self._builtins = {**vars(builtins), "__import__": self._import, "open": stdlib.builtin_open,
+                          "print": stdlib.builtin_print}
+
+    def load(self, name: str) -> Any:
+        """The copy of a module."""
+        if self._parent and name not in self._own:
+            return self._parent.load(name)
+        if name not in self._modules:
+            found = importlib.util.find_spec(name)
+            assert found and found.origin, name
+            module = types.ModuleType(f"simulated.{name}")
+            module.__dict__.update(__builtins__=self._builtins, __file__=found.origin, __package__=name)
+            self._modules[name] = sys.modules[module.__name__] = module  # dataclasses look there
+            if not found.submodule_search_locations:  # what a package itself does is for people who import it
+                exec(self._compiled(name, found.origin), vars(module))
+        return self._modules[name]
+
+    def _compiled(self, name: str, path: str) -> Any:
+        changes = tuple(self.changes.get(name, ()))
+        if (name, changes) not in _code:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+            for old, new in changes:
+                assert text.count(old) == 1, f"{name} has not once: {old}"
+                text = text.replace(old, new)
+            _code[name, changes] = compile(text, path, "exec")
+        return _code[name, changes]
+
+    def _import(self, name: str, of: Any = None, local: Any = None, names: Sequence[str] = (), level: int = 0) -> Any:
+        if name in SIMULATED or name.partition(".")[0] in ("os", "concurrent"):
+            return SIMULATED[name.partition(".")[0]]
+        if not name.startswith(COPIED) or name in REAL:
+            return builtins.__import__(name, of, local, names, level)
+        module = self.load(name)
+        for one in names:
+            if not hasattr(module, one):
+                full = f"{name}.{one}"
+                copied = builtins.__import__(full, fromlist=["x"]) if full in REAL else self.load(full)
+                setattr(module, one, copied)
+        return module

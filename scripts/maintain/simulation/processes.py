@@ -1,0 +1,284 @@
+"""`selectors`, `select`, `subprocess` and `socket` over the simulated system."""
+import select as real_select
+import selectors as real_selectors
+import signal as real_signal
+import socket as real_socket
+import subprocess as real_subprocess
+import types
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from scripts.maintain.simulation import stdlib
+from scripts.maintain.simulation.files import File, Null, Pipe, Way
+from scripts.maintain.simulation.stdlib import Raw, os_close, os_read, os_write, resolved
+from scripts.maintain.simulation.system import Process
+
+
+class Selector:
+    """`selectors.DefaultSelector`: what is ready comes in any order, as epoll gives it."""
+
+    def __init__(self) -> None:
+        self._keys: Dict[int, Any] = {}
+
+    def register(self, file: Any, events: int, data: Any = None) -> Any:
+        fd = file if isinstance(file, int) else file.fileno()
+        if fd in self._keys:
+            raise KeyError(f"{fd} is already registered")
+        stdlib.opened(fd)
+        self._keys[fd] = real_selectors.SelectorKey(file, fd, events, data)
+        return self._keys[fd]
+
+    def unregister(self, file: Any) -> Any:
+        return self._keys.pop(file if isinstance(file, int) else file.fileno())
+
+    def modify(self, file: Any, events: int, data: Any = None) -> Any:
+        self.unregister(file)
+        return self.register(file, events, data)
+
+    def get_map(self) -> Dict[int, Any]:
+        return self._keys
+
+    def get_key(self, file: Any) -> Any:
+        return self._keys[file if isinstance(file, int) else file.fileno()]
+
+    def close(self) -> None:
+        self._keys.clear()
+
+    def select(self, timeout: Optional[float] = None) -> List[Tuple[Any, int]]:
+        fds = stdlib.world.call().fds
+        until = None if timeout is None else stdlib.world.now + max(0.0, timeout)
+        while True:
+            files = [(fds[fd], key) for fd, key in self._keys.items() if fd in fds]
+            ready = [(key, mask) for file, key in files for mask in [_ready(file, key.events)] if mask]
+            if ready or (until is not None and stdlib.world.now >= until):
+                if len(ready) > 1:
+                    stdlib.world.random.shuffle(ready)
+                return ready
+            stdlib.world.wait([file for file, _ in files], until)
+
+
+def _ready(file: File, events: int) -> int:
+    return (events & 1 and file.readable and 1) | (events & 2 and file.writable and 2)
+
+
+def select_select(read: Iterable[Any], write: Iterable[Any], other: Iterable[Any], timeout: Optional[float] = None
+                  ) -> Tuple[List[Any], List[Any], List[Any]]:
+    selector = Selector()
+    for fd, events in [(fd, 1) for fd in read] + [(fd, 2) for fd in write]:
+        selector.register(fd, events)
+    ready = selector.select(timeout)
+    return ([key.fileobj for key, mask in ready if mask & 1], [key.fileobj for key, mask in ready if mask & 2], [])
+
+
+selectors = types.SimpleNamespace(DefaultSelector=Selector, BaseSelector=Selector, EVENT_READ=1, EVENT_WRITE=2)
+select = types.SimpleNamespace(select=select_select, error=real_select.error)
+
+
+# subprocess
+
+class Popen:
+    """A child that runs one of the world's programs."""
+
+    def __class_getitem__(cls, item: object) -> "type[Popen]":
+        return cls
+
+    def __init__(self, args: Sequence[str], bufsize: int = -1, stdin: Any = None, stdout: Any = None,
+                 stderr: Any = None, env: Any = None, cwd: Optional[str] = None, pass_fds: Sequence[int] = (),
+                 start_new_session: bool = False, preexec_fn: Optional[Callable[[], object]] = None) -> None:
+        parent = stdlib.world.call()
+        main = stdlib.world.programs(args)
+        fds: Dict[int, File] = {fd: parent.fds[fd] for fd in pass_fds}
+        ours: List[Any] = []
+        for number, given in enumerate((stdin, stdout, stderr)):
+            pipe = Pipe() if given == real_subprocess.PIPE else None
+            fds[number] = ((pipe.writer if number else pipe.reader) if pipe else
+                           parent.fds[given] if isinstance(given, int) and given >= 0 else
+                           Null() if given == real_subprocess.DEVNULL else parent.fds[number])
+            ours.append(Raw(parent.install(pipe.reader if number else pipe.writer)) if pipe else None)
+        self.stdin, self.stdout, self.stderr = ours
+        self.args, self.returncode = args, None  # type: Sequence[str], Optional[int]
+        start_s = 0.02 + 0.3 * stdlib.world.random.random()
+        self._child = Process(parent.host, parent, args, main, parent.env if env is None else env, fds, start_s)
+        self._parent, self.pid = parent, self._child.pid
+        self._child.cwd = resolved(cwd) if cwd else parent.cwd
+        if start_new_session:
+            self._child.pgid = self.pid
+        if preexec_fn:
+            task, stdlib.world.current = stdlib.world.current, self._child.tasks[0]
+            preempted, stdlib.world.preempted = stdlib.world.preempted, 0.0
+            try:
+                preexec_fn()
+            finally:
+                stdlib.world.current, stdlib.world.preempted = task, preempted
+        stdlib.world.note(f"{parent.label} starts {' '.join(args)[:60]} as pid {self.pid} on {parent.host.name}")
+
+    def poll(self) -> Optional[int]:
+        stdlib.world.call()
+        if self.returncode is None and self._child.code is not None:
+            self._child.forget()
+            self.returncode = self._child.code
+        return self.returncode
+
+    def wait(self, timeout: Optional[float] = None) -> int:
+        until = None if timeout is None else stdlib.world.now + timeout
+        while self.poll() is None:
+            if until is not None and stdlib.world.now >= until:
+                raise real_subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            stdlib.world.wait([self._parent.reaped], until)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, input: Optional[bytes] = None, timeout: Optional[float] = None) -> Tuple[bytes, bytes]:
+        until = None if timeout is None else stdlib.world.now + timeout
+        kept = self.__dict__.setdefault("_said", {1: b"", 2: b""})
+        for number, pipe in ((1, self.stdout), (2, self.stderr)):
+            while pipe:
+                left = None if until is None else until - stdlib.world.now
+                if not select_select([pipe], [], [], left)[0]:
+                    raise real_subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                data = os_read(pipe.fileno(), 65536)
+                if not data:
+                    break
+                kept[number] += data
+        self.wait(None if until is None else until - stdlib.world.now)
+        return kept[1], kept[2]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            self._child.signal(number)
+
+    def kill(self) -> None:
+        self.send_signal(real_signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(real_signal.SIGTERM)
+
+    def __enter__(self) -> "Popen":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe:
+                pipe.close()
+        self.wait()
+
+
+subprocess = types.SimpleNamespace(
+    Popen=Popen, PIPE=real_subprocess.PIPE, DEVNULL=real_subprocess.DEVNULL, STDOUT=real_subprocess.STDOUT,
+    TimeoutExpired=real_subprocess.TimeoutExpired, SubprocessError=real_subprocess.SubprocessError)
+
+
+# socket
+
+class Both(File):
+    """An end of a connection: what it reads from, and what it writes to."""
+
+    def __init__(self, reader: File, writer: File) -> None:
+        super().__init__()
+        self.reader, self.writer = reader, writer
+        self.shut = False
+
+    @property
+    def queues(self) -> List[Any]:
+        return [self.waiters, *self.reader.queues, *self.writer.queues]
+
+    def read(self, most: int) -> Optional[bytes]:
+        return b"" if self.shut else self.reader.read(most)
+
+    def write(self, data: bytes) -> Optional[int]:
+        return self.writer.write(data)
+
+    @property
+    def readable(self) -> bool:
+        return self.shut or self.reader.readable
+
+    @property
+    def writable(self) -> bool:
+        return self.writer.writable
+
+    def shutdown(self) -> None:
+        self.shut = True
+        self.writer.release()
+        self.changed()
+
+    def release(self) -> None:
+        self.reader.release()
+        if not self.shut:
+            self.writer.release()
+
+
+class Socket:
+    """`socket.socket`, as far as it is used."""
+
+    def __init__(self, family: int = 2, kind: int = 1, proto: int = 0, fileno: Optional[int] = None) -> None:
+        self._fd = stdlib.world.call().install(Null()) if fileno is None else fileno
+        self._name = ("127.0.0.1", 0)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def detach(self) -> int:
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os_close(self.detach())
+
+    def __enter__(self) -> "Socket":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def setblocking(self, blocking: bool) -> None:
+        stdlib.opened(self._fd).blocking = blocking
+
+    def setsockopt(self, *option: Any) -> None:
+        stdlib.world.call()
+
+    def bind(self, address: Tuple[str, int]) -> None:
+        self._name = (address[0] or "0.0.0.0", address[1] or 20000 + stdlib.world.random.randrange(10000))
+
+    def getsockname(self) -> Tuple[str, int]:
+        return self._name
+
+    def connect(self, address: Tuple[str, int]) -> None:
+        self._name = (stdlib.world.process().host.name, 9)
+
+    def send(self, data: bytes) -> int:
+        return os_write(self._fd, data)
+
+    def sendall(self, data: bytes) -> None:
+        while data:
+            data = data[os_write(self._fd, data):]
+
+    def recv(self, most: int) -> bytes:
+        return os_read(self._fd, most)
+
+    def shutdown(self, how: int) -> None:
+        file = stdlib.opened(self._fd)
+        assert isinstance(file, Both)
+        file.shutdown()
+
+
+def socketpair() -> Tuple[Socket, Socket]:
+    one, other, process = Pipe(), Pipe(), stdlib.world.call()
+    return (Socket(fileno=process.install(Both(one.reader, other.writer))),
+            Socket(fileno=process.install(Both(other.reader, one.writer))))
+
+
+def connected(source: Any, target: Any) -> Tuple[Both, Both]:
+    """Both ends of a connection between two hosts."""
+    there, back = Way(stdlib.world, source, target), Way(stdlib.world, target, source)
+    return Both(back.reader, there.writer), Both(there.reader, back.writer)
+
+
+def getaddrinfo(name: str, *more: Any) -> List[Any]:
+    """Names of hosts are addresses here."""
+    return [(2, 1, 6, "", (name, 0))]
+
+
+socket = types.SimpleNamespace(
+    socket=Socket, socketpair=socketpair, getaddrinfo=getaddrinfo, gethostname=lambda: stdlib.world.process().host.name,
+    **{name: getattr(real_socket, name) for name in ("AF_INET", "AF_UNIX", "SOCK_STREAM", "SOCK_DGRAM", "SOL_SOCKET",
+                                                     "SO_REUSEADDR", "SO_KEEPALIVE", "SHUT_RDWR", "inet_aton")})

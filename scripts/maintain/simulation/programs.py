@@ -1,0 +1,472 @@
+"""What runs in the simulated world: the launcher and the agents as they ship; ssh, workers and servers as models.
+
+A model is a short program on the real reports, pulse and deadlines (`kvstore/job`). A worker's step takes a drawn time;
+its gradient is a whole number by rank and step, so that a sum tells what is in it.
+"""
+import collections
+import functools
+import random
+import signal
+from subprocess import PIPE
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
+
+from kvstore.errors import EXIT_FAILURE, KVStoreError
+from scripts.maintain.simulation import stdlib
+from scripts.maintain.simulation.files import File, Way
+from scripts.maintain.simulation.loader import Image
+from scripts.maintain.simulation.processes import Popen
+from scripts.maintain.simulation.system import Host, Process, World
+
+OWN = ("kvstore.job.report", "kvstore.job.deadlines", "kvstore.job.pulse", "kvstore.job.aside", "kvstore.job.ending",
+       "kvstore.job.environment")
+"""Modules of which each process has its own copy, since they keep something."""
+UNIT = 12
+"""What a step's gradients come to for each unit of the step's number, whatever the number of workers (1 to 4)."""
+RUN = "/home/run"
+MPI_SEARCHES_S = 9.0
+"""After this time MPI ends a worker that does not reach the others at its start."""
+ALIVE_EVERY_S, ALIVE_TIMES = 15.0, 3
+"""ssh's ServerAliveInterval as the launcher sets it, and ServerAliveCountMax."""
+
+
+class Training:
+    """What all workers of a job know: how long it is, and what it takes. `log` is for the promises."""
+
+    def __init__(self, world: World, image: Image, draw: random.Random) -> None:
+        self.world, self.image = world, image
+        self.iterations, self.every = draw.randrange(8, 60), draw.choice((3, 5, 8))
+        self.step_s = draw.choice((0.05, 0.2, 0.6))
+        self.timeout_s = draw.choice((30.0, 600.0))
+        self.import_s = draw.choice((0.5, 2.0))
+        self.asynchronous = False
+        self.disk = world.host("10.0.0.9")  # the run's folder: one disk that all hosts share
+        self.fabrics: Dict[str, Fabric] = {}
+        self.saved: List[Tuple[int, str, int]] = []  # (attempt, process, iteration) of each whole checkpoint
+        self.resumed: List[Tuple[int, int, int]] = []  # (attempt, iteration, newest whole one then)
+        self.steps: List[Tuple[int, int, int]] = []  # (attempt, rank, step) that began
+        self.finals: List[Tuple[int, int, int]] = []  # (attempt, iteration, sum) at a worker's end
+        self.pushes: Dict[Tuple[str, int, int], int] = collections.Counter()
+        self.born: Callable[[Process], object] = lambda process: None
+
+    @property
+    def about_s(self) -> float:
+        """How long a job may take that nothing hits."""
+        return 3 + self.import_s + self.iterations * self.step_s * 1.3
+
+    def fabric(self, process: Process) -> "Fabric":
+        """The network of this attempt's processes."""
+        return self.fabrics.setdefault(process.env["ODSGD_SECRET"], Fabric(self.world))
+
+    def newest(self) -> Tuple[int, int]:
+        """The newest whole checkpoint: its iteration and its sum."""
+        found = [data for path, data in self.disk.files.items() if path.startswith(f"{RUN}/whole-") and data]
+        return max(((int(text[0]), int(text[1])) for text in (bytes(data).split() for data in found)), default=(0, 0))
+
+
+class Box(File):
+    """What has come for a process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: Deque[Tuple[Any, ...]] = collections.deque()
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.items)
+
+
+class Fabric:
+    """Messages between the processes of one attempt, in order between two of them. None is lost while both live."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.nodes: Dict[str, Process] = {}
+        self.boxes: Dict[str, Box] = collections.defaultdict(Box)
+        self.last: Dict[Tuple[str, str], float] = {}
+
+    def add(self, name: str, process: Process) -> Box:
+        self.nodes[name] = process
+        self.boxes[name].changed()
+        return self.boxes[name]
+
+    def send(self, source: Process, to: str, *message: Any) -> None:
+        target = self.nodes.get(to)
+        if target is None:
+            self.boxes[to].items.append(message)  # it binds later, and its callers try again
+            return
+        link = self.world.link(f"data {source.host.name}", f"data {target.host.name}")
+        link.carry(lambda: self._arrive(target, to, message))
+
+    def _arrive(self, target: Process, to: str, message: Tuple[Any, ...]) -> None:
+        if not target.dead:
+            self.boxes[to].items.append(message)
+            self.boxes[to].changed()
+
+
+def launcher(training: Training, job: Any) -> Any:
+    """`odsgd launch`, from where its options are read."""
+    def main(process: Process) -> int:
+        process.handlers[signal.SIGINT] = _interrupt
+        training.image.load("odsgd.launch.early").end_on_signals()
+        training.born(process)
+        supervisor = training.image.load("odsgd.launch.supervisor")
+        try:
+            return int(supervisor.run(job))
+        except KVStoreError as error:
+            stdlib.stderr.write(f"odsgd launch: {error}\n")
+            return EXIT_FAILURE
+    return main
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def table(training: Training) -> Any:
+    """Which program a command line starts."""
+    def find(argv: Sequence[str]) -> Any:
+        if argv[0] == "ssh":
+            return lambda process: ssh(training, process, argv)
+        if argv[1:3] == ["-m", "odsgd.launch.agent"]:
+            return lambda process: _agent(training, process)
+        if list(argv[1:3]) == ["-m", "kvstore.weights.servers"]:
+            return lambda process: _node(training, process)
+        if argv[0] == "train":
+            return lambda process: _node(training, process)
+        raise FileNotFoundError(2, "No such file or directory", argv[0])
+    return find
+
+
+def _agent(training: Training, process: Process) -> int:
+    process.label = f"agent {process.host.name}"
+    training.born(process)
+    process.handlers[signal.SIGPIPE] = signal.SIG_IGN
+    stdlib.sleep(process.host.late_s)
+    return int(training.image.load("odsgd.launch.agent.__main__").main())
+
+
+# ssh
+
+def ssh(training: Training, process: Process, argv: Sequence[str]) -> int:
+    """Carries the standard streams of a command on another host; its settings are the launcher's."""
+    world = process.world
+    process.label = f"ssh {argv[-2]}"
+    process.handlers[signal.SIGPIPE] = signal.SIG_DFL
+    training.born(process)
+    within_s = float(next(word for word in argv if word.startswith("ConnectTimeout=")).partition("=")[2])
+    target = world.host(argv[-2])
+    out, back = world.link(process.host.name, target.name), world.link(target.name, process.host.name)
+    stdlib.sleep(0.1 + world.random.random() * 0.4)
+    began = world.now
+    while not target.up or out.cut or back.cut:
+        if world.now - began >= within_s:
+            return _complain(f"ssh: connect to host {target.name} port 22: Connection timed out")
+        stdlib.sleep(1.0)
+    if argv[-1] == "true":
+        return 0
+    if argv[-1].startswith("exec sh"):
+        stdlib.stdout.write("odsgd has looked\n")
+        return 0
+    session = Session(process.host, target)
+    words = ["python", "-m", "odsgd.launch.agent"]
+    Process(target, None, ["sshd"], lambda sshd: session.serve(sshd, words), {}, {}, 0.05)
+    return session.call(process)
+
+
+def _complain(text: str) -> int:
+    stdlib.stderr.write(text + "\n")
+    return 255
+
+
+class Session:
+    """One connection of ssh: a way there, and two back."""
+
+    def __init__(self, here: Host, there: Host) -> None:
+        self.world = here.world
+        self.stdin = Way(here.world, here, there)
+        self.stdout, self.stderr = Way(here.world, there, here), Way(here.world, there, here)
+        self.code: Optional[int] = None
+        self.here, self.there = here, there
+
+    def reset(self) -> None:
+        for way in (self.stdin, self.stdout, self.stderr):
+            way.reset()
+
+    def call(self, process: Process) -> int:
+        """The local end."""
+        process.data["session"] = self
+        fds = [process.install(end) for end in (self.stdin.writer, self.stdout.reader, self.stderr.reader)]
+        over: List[str] = []
+        process.thread(functools.partial(_copy, 0, fds[0], over, close=True))
+        for source, target in ((fds[1], 1), (fds[2], 2)):
+            process.thread(functools.partial(_copy, source, target, over))
+        silent = 0
+        while over.count("end") < 2:
+            if "error" in over:
+                return _complain(f"client_loop: connection to {self.there.name} was reset")
+            stdlib.sleep(0.05)
+            links = self.world.link(self.here.name, self.there.name), self.world.link(self.there.name, self.here.name)
+            silent = 0 if self.there.up and not any(link.cut for link in links) else silent + 1
+            if silent * 0.05 > ALIVE_EVERY_S * ALIVE_TIMES:
+                return _complain(f"Timeout, server {self.there.name} not responding.")
+            if self.there.boot != self.stdin.boots[1] and self.there.up:
+                return _complain(f"client_loop: send disconnect: Broken pipe ({self.there.name})")
+        return 255 if self.code is None else self.code & 255
+
+    def serve(self, process: Process, words: List[str]) -> int:
+        """The other host's end: it starts the command. When the connection is gone it closes the command's pipes."""
+        process.label = f"sshd {process.host.name}"
+        process.env["HOME"] = "/home"
+        connection = [process.install(self.stdin.reader), process.install(self.stdout.writer),
+                      process.install(self.stderr.writer)]
+        child = Popen(words, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
+        over: List[str] = []
+        process.thread(functools.partial(_copy, connection[0], child.stdin.fileno(), over, close=True))
+        ended: List[str] = []
+        for source, target in ((child.stdout.fileno(), connection[1]), (child.stderr.fileno(), connection[2])):
+            process.thread(functools.partial(_copy, source, target, ended))
+        while len(ended) < 2 and "error" not in over + ended:
+            stdlib.sleep(0.05)
+        if "error" not in over + ended:
+            self.code = child.wait(1.0) if child.poll() is None else child.returncode
+        return 0
+
+
+def _copy(source: int, target: int, over: List[str], close: bool = False) -> None:
+    """Pass on what comes, to its end."""
+    try:
+        while True:
+            data = stdlib.os_read(source, 65536)
+            if not data:
+                break
+            while data:
+                data = data[stdlib.os_write(target, data):]
+        if close:
+            stdlib.os_close(target)
+        else:
+            over.append("end")
+    except OSError:
+        over.append("error")
+
+
+# Workers and servers
+
+def _node(training: Training, process: Process) -> int:
+    role = process.env["DMLC_ROLE"]
+    rank = process.env.get(f"ODSGD_{role.upper()}_RANK")
+    process.label = process.name = role if rank is None else f"{role} {rank}"
+    process.data["attempt"] = int(process.env.get("ODSGD_RESTARTS", "0"))
+    training.born(process)
+    node = Node(training, process)
+    stdlib.sleep(training.import_s * (0.5 + training.world.random.random()))
+    return {"scheduler": node.scheduler, "server": node.server, "worker": node.worker}[role]()
+
+
+class Node:
+    """A process of the job's data."""
+
+    def __init__(self, training: Training, process: Process) -> None:
+        self.training, self.process, self.world = training, process, training.world
+        image = Image(parent=training.image, own=OWN)
+        self.pulse, self.deadlines, self.report, self.environment = (image.load(f"kvstore.job.{name}") for name in (
+            "pulse", "deadlines", "report", "environment"))
+        self.waiting = self.deadlines.deadlines
+        env = process.env
+        self.num_workers, self.num_servers = int(env["DMLC_NUM_WORKER"]), int(env["DMLC_NUM_SERVER"])
+        self.rank = int(env.get("ODSGD_WORKER_RANK") or 0)
+        self.fabric = training.fabric(process)
+        self.workers = [f"worker {rank}" for rank in range(self.num_workers)]
+        self.servers = [f"server {rank}" for rank in range(self.num_servers)]
+        self.met: Dict[int, Set[str]] = collections.defaultdict(set)
+        self.parts: Dict[int, List[int]] = collections.defaultdict(list)  # of a ring, by step
+        self.ring_total = 0
+
+    def begin(self) -> None:
+        """Look for the others, as ps-lite does: with a socket in the file system where the job is local."""
+        for path in [f"/tmp/{self.process.env['PORT']}"] if self.process.env.get("DMLC_LOCAL") == "1" else []:
+            self.process.host.files[path] = bytearray()
+        self.pulse.connecting()
+        self.box = self.fabric.add(self.process.name, self.process)
+
+    def receive(self, until: Optional[float] = None) -> Optional[Tuple[Any, ...]]:
+        stdlib.world.call()
+        while not self.box.items:
+            if not self.world.wait([self.box], until) and not self.box.items:
+                return None
+        return self.box.items.popleft()
+
+    def send(self, to: str, *message: Any) -> None:
+        self.fabric.send(self.process, to, *message)
+
+    def lost(self) -> List[str]:
+        return [f"worker {rank}" for rank in self.environment.lost_workers()]
+
+    def scheduler(self) -> int:
+        """Introduces the others to each other."""
+        self.begin()
+        seen: Dict[str, bool] = {}
+        while len(seen) < self.num_workers + self.num_servers:
+            seen[(self.receive() or ("", ""))[1]] = True
+        for name in seen:
+            self.send(name, "all")
+        self.report.report("joined")
+        while True:
+            self.receive()
+
+    def server(self) -> int:
+        """Adds up, and answers when all have pushed, or each at once."""
+        self.begin()
+        self.send("scheduler", "here", self.process.name)
+        total, left, counted = 0, set(), 0
+        rounds: Dict[int, Dict[int, int]] = collections.defaultdict(dict)
+        while True:
+            message = self.receive()
+            assert message
+            if message[0] == "begin":
+                total = message[1]
+                self.report.report("joined")
+                for name in self.workers:
+                    self.send(name, "begun", message[2])
+            elif message[0] == "push":
+                _, rank, step, value = message
+                counted += 1
+                with self.pulse.pulse.doing("serving"):
+                    self.pulse.pulse.moved(counted)
+                self.training.pushes[self.process.env["ODSGD_SECRET"] + self.process.name, rank, step] += 1
+                if self.training.asynchronous:
+                    total += value
+                    self.send(f"worker {rank}", "answer", self.process.name, step, total)
+                    continue
+                rounds[step][rank] = value
+                if len(rounds[step]) == self.num_workers:
+                    total += sum(rounds.pop(step).values())
+                    for name in self.workers:
+                        self.send(name, "answer", self.process.name, step, total)
+            elif message[0] == "leave":
+                left.add(message[1])
+                if left >= set(self.workers) - set(self.lost()):
+                    self.report.report("done")
+
+    def worker(self) -> int:
+        self.begin()
+        if not self.num_servers:
+            return self.ring_worker()
+        with self.waiting.within(self.training.timeout_s, "the others have not come"):
+            self.send("scheduler", "here", self.process.name)
+            self.await_(lambda message: message[0] == "all")
+            start, total = self.training.newest()
+            if self.rank == 0:
+                for name in self.servers:
+                    self.send(name, "begin", total, start)
+            begun = [self.await_(lambda message: message[0] == "begun") for _ in self.servers]
+        return self.train(begun[0][1], total)
+
+    def train(self, start: int, total: int) -> int:
+        self.report.report("joined")
+        training, pulse, attempt = self.training, self.pulse.pulse, self.process.data["attempt"]
+        pulse.asynchronous = training.asynchronous
+        if start and self.rank == 0:
+            self.report.report("resumed", iteration=start)
+        if self.rank == 0:
+            training.resumed.append((attempt, start, training.newest()[0]))
+        pulse.activity = "training"
+        for step in range(start + 1, training.iterations + 1):
+            pulse.moved(step)
+            training.steps.append((attempt, self.rank, step))
+            stdlib.sleep(training.step_s * (0.5 + self.world.random.random()))
+            with self.waiting.within(training.timeout_s, f"iteration {step} has not been answered"):
+                total = self.exchange(step)
+            if step % training.every == 0:
+                self.meet(step, total)
+        training.finals.append((attempt, training.iterations, total))
+        self.report.report("done", at=pulse.at)
+        for name in self.servers:
+            self.send(name, "leave", self.process.name)
+        stdlib.sleep(self.world.random.random() * 0.5)
+        return 0
+
+    def meet(self, step: int, total: int) -> None:
+        """Evaluate, together; then worker 0 saves."""
+        with self.pulse.pulse.doing("evaluation"):
+            for name in self.workers:
+                self.send(name, "evaluated", step, self.process.name)
+            with self.waiting.within(self.training.timeout_s, f"the evaluation after iteration {step} has not ended"):
+                while not set(self.workers) - set(self.lost()) <= self.met[step]:
+                    self.receive_meeting(self.world.now + 1.0)
+        if self.rank == 0:
+            with self.pulse.pulse.doing("checkpoint"):
+                self.save(step, total)
+
+    def exchange(self, step: int) -> int:
+        """This step's gradient there, the sum back."""
+        part = step * UNIT // self.num_workers
+        if not self.num_servers:
+            return self.allreduce(step, part)
+        for name in self.servers:
+            self.send(name, "push", self.rank, step, part)
+        totals = [self.await_(lambda message: message[0] == "answer" and message[2] == step)[3] for _ in self.servers]
+        return int(totals[0])
+
+    def save(self, step: int, total: int) -> None:
+        """Write, then rename: from then on it counts."""
+        stdlib.sleep(0.02 + 0.3 * self.world.random.random())
+        if self.training.disk.up:
+            self.training.disk.files[f"{RUN}/whole-{step}"] = bytearray(f"{step} {total}".encode())
+            self.training.saved.append((self.process.data["attempt"], self.process.name, step))
+        self.report.report("saved", iteration=step)
+
+    def await_(self, fits: Any) -> Tuple[Any, ...]:
+        while True:
+            message = self.receive_meeting()
+            if message and fits(message):
+                return message
+
+    def receive_meeting(self, until: Optional[float] = None) -> Optional[Tuple[Any, ...]]:
+        """As `receive`, and note who has come to an evaluation."""
+        message = self.receive(until)
+        if message and message[0] == "evaluated":
+            self.met[message[1]].add(message[2])
+        return message
+
+    # Without servers, as by MPI: when one process has ended, MPI ends the others, each in its own way.
+
+    def ring_worker(self) -> int:
+        others = [name for name in self.workers if name != self.process.name]
+        self.process.data["on_end"] = [lambda: self._mpi_ends(others)]
+        for name in others:
+            self.send(name, "here", self.process.name)
+        came: Set[str] = set()
+        gives_up_at = self.world.now + MPI_SEARCHES_S + self.training.import_s
+        while len(came) < len(others):
+            if self.world.now > gives_up_at:  # in its words
+                stdlib.stderr.write("Fatal error in internal_Init: Other MPI error\n")
+                return 15
+            message = self.receive(gives_up_at + 0.1)
+            if message and message[0] == "here":
+                came.add(message[1])
+        start, self.ring_total = self.training.newest()
+        return self.train(start, self.ring_total)
+
+    def allreduce(self, step: int, part: int) -> int:
+        for name in self.workers:
+            if name != self.process.name:
+                self.send(name, "part", step, part)
+        while len(self.parts[step]) < self.num_workers - 1:
+            message = self.await_(lambda message: message[0] == "part")
+            self.parts[message[1]].append(message[2])
+        self.ring_total += part + sum(self.parts.pop(step))
+        return self.ring_total
+
+    def _mpi_ends(self, others: List[str]) -> None:
+        if self.training.finals and self.process.data["attempt"] == self.training.finals[-1][0]:
+            return  # after MPI_Finalize nobody needs the others
+        for name in others:
+            peer = self.fabric.nodes.get(name)
+            if peer and not peer.dead and peer.data.get("joined", True):
+                code = self.world.random.choice((-int(signal.SIGABRT), -int(signal.SIGSEGV), 1, 15))
+                self.world.after(0.3 * self.world.random.random(), functools.partial(_abort, peer, code))
+
+
+def _abort(peer: Process, code: int) -> None:
+    if not peer.stopped and peer.code is None:
+        peer.end(code)

@@ -1,0 +1,190 @@
+"""What is promised of a job (docs/results/reliability.md, docs/explanation/failures.md), each as a function.
+
+A function gets the result of a history and gives sentences that say how the promise was broken: none, if it was kept.
+"""
+import re
+from typing import Callable, Iterator, List
+
+from scripts.maintain.simulation.programs import UNIT
+from scripts.maintain.simulation.scenario import HERE, Result
+
+KILLS = ("kill", "segv", "abort")
+HARMLESS = ("clock", "block output", "late agents")
+SIGNALS = {"interrupt": 130, "interrupt twice": 130, "terminate": 143}
+FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(")
+LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
+NAMED_WITHIN_S, HANG_SLACK_S = 15.0, 15.0
+
+
+def ends(result: Result) -> Iterator[str]:
+    """A job ends: each wait of the launcher has a bound, however its processes, hosts and links fail."""
+    if result.code is None and not any(hit.kind == "stop" and hit.victim == "launcher" for hit in result.hits):
+        yield f"the launcher has not ended after {result.world.now:.0f} s"
+
+
+def says_why(result: Result) -> Iterator[str]:
+    """The exit code is 0 if and only if the workers have done all; else the last lines say why."""
+    training, hits = result.training, result.hits
+    if not hits and result.code != 0:
+        yield f"nothing was hit, and the exit code is {result.code}"
+    if result.code == 0:
+        last = max((attempt for attempt, _, _ in training.finals), default=0)
+        done = [one for one in training.finals if one[0] == last]
+        if not done or any(iteration != training.iterations for _, iteration, _ in done):
+            yield f"exit code 0, and the workers have not done all: {training.finals}"
+        wanted = UNIT * training.iterations * (training.iterations + 1) // 2
+        if not training.asynchronous and any(total != wanted for _, _, total in done):
+            yield f"exit code 0, and the sums are not those of {training.iterations} steps ({wanted}): {done}"
+    unread = any(hit.kind in ("block output", "close output") or hit.victim == "launcher" for hit in hits)
+    if result.code and not unread and not any("odsgd launch: " in text for text in result.texts()):
+        yield f"exit code {result.code}, without a word"
+
+
+def stops(result: Result) -> Iterator[str]:
+    """A signal to the launcher ends the job after the grace at most, a second one at once; exit code 128 + signal."""
+    first = next((hit for hit in result.hits if hit.kind in SIGNALS), None)
+    if first is None or result.code is None:
+        return
+    held_s = sum(hit.lasts_s or 1e9 for hit in result.hits
+                 if hit.victim == "launcher" and hit.kind in ("stop", "pause"))
+    within_s = result.job.grace_s + 6.0 + 4.0 + 3.0 + held_s
+    if result.ended_at - first.at_s > within_s:
+        yield f"the launcher ended {result.ended_at - first.at_s:.1f} s after {first.kind}, not within {within_s:g} s"
+    if len(result.hits) == 1 and result.code not in (SIGNALS[first.kind], 0):
+        yield f"{first.kind}, and the exit code is {result.code}"
+
+
+def names_the_victim(result: Result) -> Iterator[str]:
+    """The process that is blamed is one that was hit, or the message says that nobody can be."""
+    hits = result.hits
+    if any(hit.kind not in (*KILLS, "stop", "pause", *HARMLESS) for hit in hits):
+        return  # a host or a link may make its processes fail in their own words
+    if not result.job.num_servers and any(hit.kind == "abort" for hit in hits):
+        return  # MPI ends the others as if they had crashed, which is blamed before an abort
+    victims = {hit.victim for hit in hits}
+    for text in result.texts():
+        failed, lost = FAILED.match(text), LOST.match(text)
+        # A deadline tells the round that has not ended, not who was late.
+        if failed and failed[1] not in victims and "exit code 75" not in text:
+            yield f"{failed[1]} is blamed, and {', '.join(sorted(victims)) or 'nobody'} was hit: {text}"
+        if lost and not victims & {f"agent {lost[1]}", f"ssh {lost[1]}", f"agent {HERE}"}:
+            yield f"host {lost[1]} is said to be lost, and {', '.join(sorted(victims)) or 'nothing'} was hit: {text}"
+
+
+def blames_no_data(result: Result) -> Iterator[str]:
+    """Workers whose data are of one length are not told to give them data of one length."""
+    for text in result.texts():
+        if "needs as many batches" in text:
+            yield text
+
+
+def ends_what_waits(result: Result) -> Iterator[str]:
+    """When messages do not come through, and nobody moves for --hang-timeout, the job ends, whatever its workers do."""
+    hit = result.hits[0] if result.hits else None
+    if hit is None or len(result.hits) != 1 or hit.kind != "cut data" or hit.lasts_s or result.code is None:
+        return
+    training, job = result.training, result.job
+    if training.asynchronous or max((step for _, _, step in training.steps if step), default=0) < 4:
+        return
+    within_s = max(job.hang_timeout_s, 10 * training.step_s) + HANG_SLACK_S
+    lines = [at for at, text in result.said if at > hit.at_s and "odsgd launch: " in text and "warning" not in text]
+    if result.code and (not lines or lines[0] - hit.at_s > within_s + training.timeout_s * (training.timeout_s < 60)):
+        yield f"the link went down at {hit.at_s:.1f} s, and nothing is said within {within_s:g} s"
+
+
+def tries_again(result: Result) -> Iterator[str]:
+    """A job that has started once, and has a restart, outlives a link that is down for less than --rejoin-timeout."""
+    hit = result.hits[0] if result.hits else None
+    if hit is None or len(result.hits) != 1 or hit.kind != "cut data" or not result.job.max_restarts:
+        return
+    started = any(step > 1 for attempt, _, step in result.training.steps if attempt == 0)
+    if started and 0 < hit.lasts_s <= result.job.rejoin_timeout_s / 2 and result.code != 0:
+        yield f"the link was down for {hit.lasts_s:.1f} s, and the exit code is {result.code}"
+
+
+def names_in_time(result: Result) -> Iterator[str]:
+    """A process that crashes is named within 15 s, one that is stopped within --hang-timeout and the time to end it."""
+    if len(result.hits) != 1 or result.code is None:
+        return
+    hit = result.hits[0]
+    killed = hit.kind in KILLS and hit.victim != "launcher"
+    if not killed and not (hit.kind == "stop" and hit.victim.startswith(("worker", "server"))):
+        return
+    within_s = NAMED_WITHIN_S if killed else result.job.hang_timeout_s * 10 + HANG_SLACK_S
+    host = hit.victim.partition(" ")[2].replace(HERE, "127.0.0.1" if result.job.launcher == "local" else HERE)
+    named = [at for at, text in result.said if at >= hit.at_s and (hit.victim in text or (host and host in text))]
+    over = result.code == 0 and not named  # it was done already
+    if not over and (not named or named[0] - hit.at_s > within_s):
+        yield f"{hit.victim} was hit at {hit.at_s:.2f} s ({hit.kind}), and is not named within {within_s:g} s"
+
+
+def leaves_nothing(result: Result) -> Iterator[str]:
+    """When the launcher has ended nothing of the job is left: no process, no file."""
+    held = {hit.victim.partition(" ")[2] or HERE for hit in result.hits if hit.kind in ("stop", "pause")
+            and hit.victim.startswith(("agent", "ssh", "launcher"))}
+    away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "cut", "cut one way", "slow")}
+    if result.code is None or HERE in away:
+        return
+    killed = {hit.victim.partition(" ")[2] for hit in result.hits
+              if hit.kind in KILLS and hit.victim.startswith("agent")}
+    for host in result.world.hosts.values():
+        if not host.up or host.name in held | away:
+            continue
+        left = [label for label in result.left[host.name] if label.split()[1] not in away]  # ssh looks again for 45 s
+        if left:
+            yield f"left on {host.name}: {', '.join(left)}"
+        kept = [path for path in host.below("/tmp") if path != "/tmp/odsgd-1000"]
+        kept += list(host.below("/tmp/odsgd-1000"))
+        excused = host.name in killed or any(hit.victim == "launcher" for hit in result.hits)
+        if kept and not excused:
+            yield f"left on {host.name}: {', '.join(kept)}"
+
+
+def one_at_a_time(result: Result) -> Iterator[str]:
+    """No process of an earlier attempt trains on, or completes a checkpoint, once a later attempt has begun to."""
+    newest = 0
+    for attempt, rank, step in result.training.steps:
+        if attempt < newest:
+            yield f"worker {rank} of attempt {attempt} began step {step} after attempt {newest} had begun to train"
+            return
+        newest = max(newest, attempt)
+    newest = 0
+    for attempt, name, step in result.training.saved:
+        if attempt < newest:
+            yield f"{name} of attempt {attempt} saved {step} after attempt {newest} had"
+        newest = max(newest, attempt)
+
+
+def resumes(result: Result) -> Iterator[str]:
+    """A restart goes on from the newest checkpoint that counts, and the sums have each step once."""
+    for attempt, start, newest in result.training.resumed:
+        if start != newest:
+            yield f"attempt {attempt} began from {start}, and {newest} was whole"
+    for (where, rank, step), times in result.training.pushes.items():
+        if times > 1:
+            yield f"{where} has step {step} of worker {rank} {times} times"
+
+
+def restarts(result: Result) -> Iterator[str]:
+    """There are no more restarts than --max-restarts."""
+    count = sum(" restart " in text and " of " in text for text in result.texts())
+    if count > result.job.max_restarts:
+        yield f"{count} restarts, --max-restarts {result.job.max_restarts}"
+
+
+def raises_nothing(result: Result) -> Iterator[str]:
+    """No process of the job ends with a Python traceback of our code, and nothing that only observes fails."""
+    for line in result.world.history:
+        if "TRACEBACK" in line or "Traceback (most recent" in line or "failed, and the job goes on without" in line:
+            yield line
+            return
+
+
+PROMISES: List[Callable[[Result], Iterator[str]]] = [
+    ends, says_why, stops, names_the_victim, blames_no_data, ends_what_waits, tries_again, names_in_time,
+    leaves_nothing, one_at_a_time, resumes, restarts, raises_nothing]
+
+
+def broken(result: Result) -> List[str]:
+    """All sentences, with the promise in front."""
+    return [f"{promise.__name__}: {sentence}" for promise in PROMISES for sentence in promise(result)]

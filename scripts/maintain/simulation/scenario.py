@@ -1,0 +1,259 @@
+"""A job and its faults from a seed, and what comes of them.
+
+The draws of the faults do not depend on each other's presence, so a failing seed can be shrunk by leaving some out.
+"""
+import dataclasses
+import functools
+import hashlib
+import random
+import signal
+from typing import Any, Collection, Dict, List, NamedTuple, Optional
+
+from scripts.maintain.simulation import programs, stdlib
+from scripts.maintain.simulation.files import Link, Null, Sink
+from scripts.maintain.simulation.loader import Image
+from scripts.maintain.simulation.system import Host, Process, World
+
+HERE, THERE = "10.0.0.9", ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+AFTERWARDS_S = 12.0
+"""How long the processes of a job may outlive their launcher, where nothing holds them up."""
+ON_PROCESSES = ("kill", "segv", "abort", "stop", "pause")
+KINDS = (*ON_PROCESSES * 2, "interrupt", "interrupt twice", "terminate", "end agent", "lose host", "reboot", "cut",
+         "cut one way", "cut data", "slow",
+         "reset", "clock", "block output", "close output", "late agents")
+
+
+class Fault(NamedTuple):
+    """Something bad. It happens `at_s`, or at the `call` of the victim's system calls."""
+
+    kind: str
+    victim: str
+    at_s: float
+    call: int
+    lasts_s: float
+
+    def __str__(self) -> str:
+        when = f"at call {self.call}" if self.call else f"at {self.at_s:.2f} s"
+        return f"{self.kind} {self.victim} {when}" + (f" for {self.lasts_s:.1f} s" if self.lasts_s else "")
+
+
+class Hit(NamedTuple):
+    """A fault that met its victim, and when."""
+
+    kind: str
+    victim: str
+    at_s: float
+    lasts_s: float
+    attempt: int
+
+
+@dataclasses.dataclass
+class Result:
+    """A history, for the promises. `code` is the launcher's; None: it has not ended."""
+
+    seed: int
+    job: Any
+    training: programs.Training
+    world: World
+    launcher: Process
+    heals: bool
+    faults: List[Fault] = dataclasses.field(default_factory=list)
+    hits: List[Hit] = dataclasses.field(default_factory=list)
+    ended_at: float = 0.0
+    said: List[Any] = dataclasses.field(default_factory=list)  # time and text of the launcher's lines
+    left: Dict[str, List[str]] = dataclasses.field(default_factory=dict)  # by host, what still runs at the end
+
+    @property
+    def code(self) -> Optional[int]:
+        return self.launcher.code
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.world.history).encode()).hexdigest()[:16]
+
+    def texts(self) -> List[str]:
+        return [text for _, text in self.said]
+
+
+def draw_job(image: Image, draw: random.Random) -> Any:
+    """A request as a user may make it."""
+    num_workers = draw.choice((1, 2, 2, 3, 4))
+    num_servers = draw.choice((0, 1, 1, 2))
+    ssh = draw.random() < 0.6
+    host = image.load("odsgd.launch.hostfile").Host
+    slots = tuple(host(address) for address in THERE[:draw.randrange(1, 4)]) if ssh else ()
+    restarts = draw.choice((0, 1, 2, 3))
+    elastic = bool(restarts) and num_workers > 1 and draw.random() < 0.5
+    goes_on = num_servers > 0 and num_workers > 1 and not restarts and draw.random() < 0.6
+    return image.load("odsgd.launch.plan").Job(
+        command=("train",), num_workers=num_workers, num_servers=num_servers, launcher="ssh" if ssh else "local",
+        slots=slots, remote_python="python", hang_timeout_s=draw.choice((4.0, 15.0, 60.0)), max_restarts=restarts,
+        startup_timeout_s=draw.choice((20.0, 60.0)), rejoin_timeout_s=draw.choice((5.0, 20.0)),
+        grace_s=draw.choice((1.0, 5.0)), least_workers=1 if elastic else None,
+        most_workers=num_workers if elastic else None, grow=elastic and draw.random() < 0.5,
+        on_worker_loss="continue" if goes_on else "fail", wire="ps-lite")
+
+
+def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool) -> List[Fault]:
+    """None to four faults on the job's processes, hosts and links."""
+    workers, servers = [f"worker {rank}" for rank in range(job.num_workers)], [f"server {rank}" for rank in
+                                                                              range(job.num_servers)]
+    hosts = [host.address for host in job.slots]
+    everybody = [*workers * 2, *servers, *["scheduler"] * bool(servers), "launcher", f"agent {HERE}",
+                 *(f"{what} {host}" for host in hosts for what in ("agent", "ssh"))]
+    faults = []
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3, 4))):
+        kind, at_s = draw.choice(KINDS), about_s * draw.random()
+        lasts_s = draw.choice((0.3, 3.0, 8.0, 30.0)) if heals or draw.random() < 0.5 else 0.0
+        host = draw.choice([*hosts, HERE])
+        victim = {"lose host": host, "reboot": host, "cut": host, "cut one way": host, "cut data": host, "slow": host,
+                  "reset": host, "late agents": host, "clock": host, "end agent": f"agent {host}"}.get(
+                      kind, "launcher" if kind not in ON_PROCESSES else draw.choice(everybody))
+        call = int(10 ** (3.5 * draw.random())) if kind in (*ON_PROCESSES, "interrupt", "interrupt twice", "terminate",
+                                                   "end agent") and draw.random() < 0.4 else 0
+        if kind == "stop" and heals:
+            kind = "pause"
+        if kind in ("lose host", "reboot") and victim == HERE:
+            continue
+        if kind not in ("kill", "segv", "abort", "stop", "interrupt", "interrupt twice", "terminate", "end agent",
+                        "reset", "clock", "close output"):
+            lasts_s = lasts_s or (5.0 if kind in ("pause", "late agents", "reboot") else 0.0)
+        else:
+            lasts_s = 0.0
+        faults.append(Fault(kind, victim, at_s, call, lasts_s))
+    return faults
+
+
+class Injector:
+    """Brings faults into a world."""
+
+    def __init__(self, result: Result, out: Sink, err: Sink) -> None:
+        self.result, self.world, self.out, self.err = result, result.world, out, err
+        self.waiting: Dict[str, List[Fault]] = {}
+        for fault in result.faults:
+            if fault.call:
+                self.waiting.setdefault(fault.victim, []).append(fault)
+            else:
+                self.world.after(fault.at_s, functools.partial(self._hit, fault))
+
+    def born(self, process: Process) -> None:
+        """A process has its name now: perhaps a fault waits for one of its calls."""
+        for fault in self.waiting.pop(process.label, [])[:1]:
+            process.hit_at_call = process.calls + fault.call
+            process.hit = functools.partial(self._hit, fault, process)
+
+    def _find(self, label: str) -> Optional[Process]:
+        found = [process for host in self.world.hosts.values() for process in host.processes.values()
+                 if process.label == label and not process.dead]
+        return max(found, key=lambda process: process.pid, default=None)
+
+    def _hit(self, fault: Fault, process: Optional[Process] = None) -> None:
+        attempts = max((process.data.get("attempt", 0) for host in self.world.hosts.values()
+                        for process in host.processes.values()), default=0)
+        happened = self._do(fault, process)
+        self.world.note(f"FAULT {fault}" + ("" if happened else ": too late"))
+        if happened:
+            self.result.hits.append(Hit(fault.kind, fault.victim, self.world.now, fault.lasts_s, attempts))
+
+    def _do(self, fault: Fault, process: Optional[Process]) -> bool:
+        world, kind = self.world, fault.kind
+        numbers = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT, "stop": signal.SIGSTOP,
+                   "pause": signal.SIGSTOP, "interrupt": signal.SIGINT, "interrupt twice": signal.SIGINT,
+                   "terminate": signal.SIGTERM, "end agent": signal.SIGTERM}
+        if kind in numbers:
+            victim = process or self._find(fault.victim)
+            if victim is None or victim.dead or self.result.launcher.dead:
+                return False
+            victim.signal(numbers[kind])
+            if kind == "pause":
+                world.after(fault.lasts_s, lambda: victim.signal(signal.SIGCONT))
+            if kind == "interrupt twice":
+                world.after(0.5, lambda: victim.signal(signal.SIGINT))
+            return True
+        if self.result.launcher.dead:
+            return False
+        undo = self._at_host(kind, world.host(fault.victim) if fault.victim[0].isdigit() else world.host(HERE))
+        if undo and fault.lasts_s:
+            world.after(fault.lasts_s, undo)
+        return undo is not None
+
+    def _block(self, blocked: bool) -> None:
+        """The user reads no more, or again."""
+        for sink in (self.out, self.err):
+            sink.block(blocked)
+
+    def _at_host(self, kind: str, host: Host) -> Any:
+        """Do it; returns what undoes it, or None if it cannot be done."""
+        world = self.world
+        if kind in ("lose host", "reboot"):
+            if not host.up:
+                return None
+            host.lose_power()
+            return host.return_power
+        if kind in ("cut", "cut one way", "cut data", "slow"):
+            return self._at_links(kind, host)
+        if kind == "reset":
+            sessions = [process.data["session"] for process in world.host(HERE).processes.values()
+                        if "session" in process.data and process.data["session"].there is host]
+            for session in sessions:
+                session.reset()
+            return (lambda: None) if sessions else None
+        if kind == "clock":
+            host.wall_s += world.random.choice((-3600.0, 3600.0))
+        elif kind == "block output":
+            self._block(True)
+            return functools.partial(self._block, False)
+        elif kind == "close output":
+            self.out.gone = self.err.gone = True
+            self._block(False)
+        elif kind == "late agents":
+            host.late_s = 6.0
+            return lambda: setattr(host, "late_s", 0.0)
+        return lambda: None
+
+    def _at_links(self, kind: str, host: Host) -> Any:
+        others = [one for one in self.world.hosts if one != host.name]
+        pairs = [pair for one in others for pair in ((host.name, one), (one, host.name))]
+        links = [self.world.link(f"data {source}", f"data {target}") for source, target in pairs]
+        if kind != "cut data":  # its ssh goes another way
+            links = [self.world.link(*pair) for pair in pairs] + links
+        for link in links[::2 if kind == "cut one way" else 1]:
+            link.cut, link.slow_s = kind != "slow", 0.4
+        return functools.partial(_heal, links)
+
+
+def _heal(links: List[Link]) -> None:
+    for link in links:
+        link.heal()
+
+
+def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float = 2000.0) -> Result:
+    """One history: the same seed and the same faults left out give the same one."""
+    draw = random.Random(seed)
+    world = World(seed)
+    stdlib.use(world)
+    image.load("kvstore.job.aside")._failed.clear()
+    job, heals = draw_job(image, draw), draw.random() < 0.5
+    training = programs.Training(world, image, draw)
+    training.asynchronous = job.on_worker_loss == "continue"
+    world.programs = programs.table(training)
+    here = world.host(HERE)
+    here.files["/home/train"] = bytearray()
+    for host in job.slots:
+        world.host(host.address)
+    out, err = Sink(world, "out"), Sink(world, "err")
+    process = Process(here, None, ["odsgd", "launch"], programs.launcher(training, job), {},
+                      {0: Null(), 1: out, 2: err})
+    process.label = "launcher"
+    result = Result(seed, job, training, world, process, heals)
+    result.faults = [fault for number, fault in enumerate(draw_faults(job, training.about_s, draw, heals))
+                     if number not in without]
+    training.born = Injector(result, out, err).born
+    world.run(limit_s, lambda: process.code is not None)
+    result.ended_at = world.now
+    world.run(world.now + AFTERWARDS_S, lambda: False)
+    result.said = err.lines
+    result.left = {host.name: [f"{process.label} (pid {process.pid})" for process in host.processes.values()
+                               if not process.dead] for host in world.hosts.values() if host.up}
+    world.close()
+    return result
