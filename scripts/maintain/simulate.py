@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Counter, Dict, List, Sequence, Tuple
+from typing import Counter, List, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -67,24 +67,25 @@ def survey(first: int, count: int, image: Image, again_every: int) -> int:
     return failed + changed
 
 
+def finds(defective: Image, ships: Image, most: int) -> Tuple[int, List[str]]:
+    """The first seed with a promise that the defect breaks and the code that ships keeps; with 0 none of so many."""
+    for seed in range(1, most + 1):
+        broken = promises.broken(scenario.run(seed, defective))
+        kept = promises.broken(scenario.run(seed, ships)) if broken else []
+        broken = [sentence for sentence in broken if sentence not in kept]
+        if broken:
+            return seed, broken
+    return 0, []
+
+
 def calibrate(most: int) -> int:
     """Put each defect back, and look how many seeds it takes to find it; returns how many are not found."""
     missed, ships = 0, Image()
     print("| defect | found after so many seeds | by the promise |\n| --- | --- | --- |")
-    for what, changes in defects.DEFECTS.items():
-        found: Dict[str, List[Tuple[str, str]]] = {}
-        for module, now, then in changes:
-            found.setdefault(module, []).append((now, then))
-        image = Image(found)
-        for seed in range(1, most + 1):
-            broken = set(promises.broken(scenario.run(seed, image)))
-            broken -= set(promises.broken(scenario.run(seed, ships))) if broken else set()
-            if broken:
-                print(f"| {what} | {seed} | {min(broken).partition(':')[0]} |", flush=True)
-                break
-        else:
-            missed += 1
-            print(f"| {what} | none of {most} | |", flush=True)
+    for what in defects.DEFECTS:
+        seed, broken = finds(defects.image(what), ships, most)
+        missed += not seed
+        print(f"| {what} | {seed or f'none of {most}'} | {broken[0].partition(':')[0] if seed else ''} |", flush=True)
     return missed
 
 

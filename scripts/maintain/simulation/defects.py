@@ -4,6 +4,8 @@ Each is what it did, and the change that makes it: module, text that ships, text
 """
 from typing import Dict, List, Tuple
 
+from scripts.maintain.simulation.loader import Image
+
 JUDGE, AGENTS = "odsgd.launch.policy.judge", "odsgd.launch.hosts.agents"
 LIVENESS, CHILD = "odsgd.launch.policy.liveness", "odsgd.launch.agent.child"
 
@@ -33,3 +35,11 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         ("odsgd.launch.agent.agent", "        linux.adopt_orphans()\n",
          "        linux.adopt_orphans()\n        self._listen_to_signals()\n")],
 }
+
+
+def image(what: str) -> Image:
+    """The code with a defect put back."""
+    changes: Dict[str, List[Tuple[str, str]]] = {}
+    for module, now, then in DEFECTS[what]:
+        changes.setdefault(module, []).append((now, then))
+    return Image(changes)

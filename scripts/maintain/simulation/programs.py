@@ -23,8 +23,8 @@ OWN = ("kvstore.job.report", "kvstore.job.deadlines", "kvstore.job.pulse", "kvst
 UNIT = 12
 """What a step's gradients come to for each unit of the step's number, whatever the number of workers (1 to 4)."""
 RUN = "/home/run"
-MPI_SEARCHES_S = 9.0
-"""After this time MPI ends a worker that does not reach the others at its start."""
+MPI_SEARCHES_S, MPI_GAVE_UP = 9.0, 15
+"""After this time, and with this exit code, MPI ends a worker that does not reach the others at its start."""
 ALIVE_EVERY_S, ALIVE_TIMES = 15.0, 3
 """ssh's ServerAliveInterval as the launcher sets it, and ServerAliveCountMax."""
 
@@ -196,18 +196,18 @@ class Session:
         """The local end."""
         process.data["session"] = self
         fds = [process.install(end) for end in (self.stdin.writer, self.stdout.reader, self.stderr.reader)]
-        over: List[str] = []
+        over = Ends()
         process.thread(functools.partial(_copy, 0, fds[0], over, close=True))
         for source, target in ((fds[1], 1), (fds[2], 2)):
             process.thread(functools.partial(_copy, source, target, over))
-        silent = 0
-        while over.count("end") < 2:
-            if "error" in over:
+        silent = 0.0
+        while over.told.count("end") < 2:
+            if "error" in over.told:
                 return _complain(f"client_loop: connection to {self.there.name} was reset")
-            stdlib.sleep(0.05)
+            over.look()
             links = self.world.link(self.here.name, self.there.name), self.world.link(self.there.name, self.here.name)
-            silent = 0 if self.there.up and not any(link.cut for link in links) else silent + 1
-            if silent * 0.05 > ALIVE_EVERY_S * ALIVE_TIMES:
+            silent = (silent or self.world.now) if not self.there.up or any(link.cut for link in links) else 0.0
+            if silent and self.world.now - silent > ALIVE_EVERY_S * ALIVE_TIMES:
                 return _complain(f"Timeout, server {self.there.name} not responding.")
             if self.there.boot != self.stdin.boots[1] and self.there.up:
                 return _complain(f"client_loop: send disconnect: Broken pipe ({self.there.name})")
@@ -220,19 +220,35 @@ class Session:
         connection = [process.install(self.stdin.reader), process.install(self.stdout.writer),
                       process.install(self.stderr.writer)]
         child = Popen(words, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
-        over: List[str] = []
-        process.thread(functools.partial(_copy, connection[0], child.stdin.fileno(), over, close=True))
-        ended: List[str] = []
+        ended = Ends()
+        process.thread(functools.partial(_copy, connection[0], child.stdin.fileno(), ended, close=True))
         for source, target in ((child.stdout.fileno(), connection[1]), (child.stderr.fileno(), connection[2])):
             process.thread(functools.partial(_copy, source, target, ended))
-        while len(ended) < 2 and "error" not in over + ended:
-            stdlib.sleep(0.05)
-        if "error" not in over + ended:
+        while ended.told.count("end") < 2 and "error" not in ended.told:
+            ended.look()
+        if "error" not in ended.told:
             self.code = child.wait(1.0) if child.poll() is None else child.returncode
         return 0
 
 
-def _copy(source: int, target: int, over: List[str], close: bool = False) -> None:
+class Ends(File):
+    """What has become of the streams of a connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: List[str] = []
+
+    def tell(self, what: str) -> None:
+        self.told.append(what)
+        self.changed()
+
+    def look(self) -> None:
+        """Wait for news, or a second."""
+        stdlib.world.call()
+        stdlib.world.wait([self], stdlib.world.now + 1.0)
+
+
+def _copy(source: int, target: int, over: Ends, close: bool = False) -> None:
     """Pass on what comes, to its end."""
     try:
         while True:
@@ -244,9 +260,9 @@ def _copy(source: int, target: int, over: List[str], close: bool = False) -> Non
         if close:
             stdlib.os_close(target)
         else:
-            over.append("end")
+            over.tell("end")
     except OSError:
-        over.append("error")
+        over.tell("error")
 
 
 # Workers and servers
@@ -440,7 +456,7 @@ class Node:
         while len(came) < len(others):
             if self.world.now > gives_up_at:  # in its words
                 stdlib.stderr.write("Fatal error in internal_Init: Other MPI error\n")
-                return 15
+                return MPI_GAVE_UP
             message = self.receive(gives_up_at + 0.1)
             if message and message[0] == "here":
                 came.add(message[1])

@@ -5,7 +5,7 @@ A function gets the result of a history and gives sentences that say how the pro
 import re
 from typing import Callable, Iterator, List
 
-from scripts.maintain.simulation.programs import UNIT
+from scripts.maintain.simulation.programs import MPI_GAVE_UP, UNIT
 from scripts.maintain.simulation.scenario import HERE, Result
 
 KILLS = ("kill", "segv", "abort")
@@ -64,8 +64,8 @@ def names_the_victim(result: Result) -> Iterator[str]:
     victims = {hit.victim for hit in hits}
     for text in result.texts():
         failed, lost = FAILED.match(text), LOST.match(text)
-        # A deadline tells the round that has not ended, not who was late.
-        if failed and failed[1] not in victims and "exit code 75" not in text:
+        # A deadline tells the round that has not ended, MPI that it has not found the others: not who was late.
+        if failed and failed[1] not in victims and not text.endswith(("exit code 75", f"exit code {MPI_GAVE_UP}")):
             yield f"{failed[1]} is blamed, and {', '.join(sorted(victims)) or 'nobody'} was hit: {text}"
         if lost and not victims & {f"agent {lost[1]}", f"ssh {lost[1]}", f"agent {HERE}"}:
             yield f"host {lost[1]} is said to be lost, and {', '.join(sorted(victims)) or 'nothing'} was hit: {text}"
