@@ -108,6 +108,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set is a part of the history
+    if sys.flags.hash_randomization:  # the order of a set is a part of the history
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     sys.exit(main())

@@ -240,7 +240,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace() -> None:
 
 def test_ctrl_c_while_a_failed_job_ends_means_that_it_does_not_start_again(tmp_path: Path) -> None:
     work = script(tmp_path, f"import signal\nready = {str(tmp_path / 'ready')!r}\nif RANK:\n"
-                  "    signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))\n    open(ready, 'w').close()\n"
+                  "    signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))\n"
+                  "    open(ready, 'w').close()\n"
                   "while RANK or not os.path.exists(ready):\n    time.sleep(0.02)\nsys.exit(3)\n")
     with Launch("-n", 2, "--store", "none", "--max-restarts", 3, "--grace", 60, work) as launch:
         launch.wait_for("worker 1 | told")

@@ -480,7 +480,7 @@ class Node:
             peer = self.fabric.nodes.get(name)
             if peer and not peer.dead and peer.data.get("joined", True):
                 code = self.world.random.choice((-int(signal.SIGABRT), -int(signal.SIGSEGV), 1, 15))
-                self.world.after(0.3 * self.world.random.random(), functools.partial(_abort, peer, code))
+                self.world.after(0.3 * self.world.random.random() ** 4, functools.partial(_abort, peer, code))
 
 
 def _abort(peer: Process, code: int) -> None:
