@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import json
 import re
 import subprocess
@@ -294,3 +296,13 @@ def test_the_script_of_the_quickstart_trains(tmp_path: Path) -> None:
     printed = re.compile(r"worker \d \| accuracy [\d.]+ after \d+ iterations")
     assert sorted(printed.findall(done.stdout)) == sorted(printed.findall(README)), done.stdout
     assert printed.findall(README) == printed.findall(DOCS["tutorial/quickstart"])
+
+
+MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for package in ("kvstore", "odsgd")
+                 for path in (ROOT / package).rglob("*.py") if re.search("^ *>>> ", path.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_come_out_as_written(name: str) -> None:
+    done = doctest.testmod(importlib.import_module(name))
+    assert done.attempted and not done.failed, done

@@ -1,16 +1,21 @@
-"""scripts/setup and its callers on machines that are not there: a PATH of stand-ins, no network, milliseconds."""
+"""scripts/setup and its callers on machines that are not there: a PATH of stand-ins, no network, milliseconds. And the
+Dockerfile, where there is no Docker: it can be read, and what it names exists.
+"""
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import stat
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from odsgd.launch.hosts import kubernetes
+from tests.jobs import ROOT
+
 TOOLS = ("sh", "dirname", "cat", "cksum", "grep", "tail", "head", "mkdir", "rm", "ln", "cp", "sed", "cut", "df", "tr")
 
 # Answers like a Python as far as scripts/setup asks. Its environment: VERDICT (what the probe finds), PIP_STATUS and
@@ -335,3 +340,46 @@ def test_the_message_without_mxnet_offers_the_extras_that_exist() -> None:
     extras = set(packaging()["extras_require"]) - {"mpi", "plot", "torch", "board", "test", "check", "docs"}
     assert {"cpu", "cu112"} < extras
     assert [extra for extra in sorted(extras) if extra not in text] == []
+
+
+TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+LINES = re.sub(r"^#.*\n", "", TEXT, flags=re.MULTILINE).replace("\\\n", " ").split("\n")
+INSTRUCTIONS: List[Tuple[str, str]] = [(line.partition(" ")[0], line.partition(" ")[2]) for line in LINES if line]
+
+
+def those(word: str) -> List[str]:
+    return [rest for name, rest in INSTRUCTIONS if name == word]
+
+
+def test_it_has_known_instructions_and_its_commands_are_a_shells() -> None:
+    assert {word for word, _ in INSTRUCTIONS} == {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "CMD"}
+    for command in those("RUN"):
+        checked = subprocess.run(["sh", "-n", "-c", command], capture_output=True, text=True, timeout=300)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_what_it_copies_and_installs_exists() -> None:
+    for sources in those("COPY"):
+        assert all((ROOT / source).exists() for source in sources.split()[:-1]), sources
+    told = packaging()
+    extras = re.search(r"/src\[\$\{MXNET\},(.*?)\]", TEXT)
+    assert extras and set(extras[1].split(",")) <= set(told["extras_require"])
+    assert set(re.findall(r"MXNET=(\w+)", TEXT)) == {"cpu", "cu112"} <= set(told["extras_require"])
+    headless = re.search(r'opencv-python-headless(.*?)"', TEXT)
+    assert headless and "opencv-python" + headless[1] in told["install_requires"]
+
+
+def test_no_index_is_named_and_its_command_is_a_pods() -> None:
+    assert "://" not in TEXT
+    assert those("CMD") == [f'["python3", "-m", "{kubernetes.MODULE}"]']
+
+
+def test_the_packages_of_the_distribution_are_known() -> None:
+    if not shutil.which("apt-cache"):
+        pytest.skip("no apt-cache here")
+    words = those("RUN")[0].partition("--no-install-recommends")[2].partition("&&")[0].split()
+    asked = subprocess.run(["apt-cache", "show", *words], capture_output=True, text=True, timeout=300)
+    known = set(re.findall(r"^Package: (.*)$", asked.stdout, re.MULTILINE))
+    if not known:
+        pytest.skip("apt has no lists of packages here")
+    assert set(words) <= known

@@ -41,6 +41,7 @@ from odsgd.launch.policy.judge import Judge
 from odsgd.launch.view import overview, watch
 from odsgd.training.checkpoint import checkpoint, manifests, resuming, weights
 from odsgd.training.data import datasets, records
+from scripts.maintain import fuzz
 from tests.property import nasty
 from tests.property.nasty import (
     PIECES,
@@ -477,3 +478,19 @@ def test_an_input_that_does_harm_is_made_small(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(AssertionError):
         harmed()
     assert len(seen[-1]) == 20
+
+
+def test_a_campaign_goes_on_with_the_reader_that_has_the_fewest_examples() -> None:
+    results: List[Dict[str, Any]] = [{"reader": "a", "examples": 40}, {"reader": "b", "examples": 10}]
+    seen = []
+    for reader in fuzz.in_turn(["a", "b", "c"], 60, results):
+        seen.append(reader)
+        results.append({"reader": reader, "examples": 25})
+    assert seen == ["c", "b", "c", "b", "a", "c"]
+    assert list(fuzz.in_turn(["a"], 60, results)) == []
+
+
+def test_the_table_has_a_line_for_each_reader() -> None:
+    held = {"reader": "x.py::test_a_hostfile", "examples": 1000, "seconds": 1.5, "broken": ""}
+    lines = fuzz.table([held, {**held, "broken": "it did not"}]).splitlines()
+    assert lines[2:] == ["| a hostfile | 2000 | 1.5 | 1 |"]
