@@ -104,7 +104,7 @@ def of_lines() -> Dict[str, Price]:
 
 def _lines(method: Type[Method], floats: int) -> float:
     """Seconds of an iteration, the mean from one exchange to the next."""
-    options, ring = method.Options().in_iterations(), method.transports[0] == "ring"
+    options, ring = method.fitted(method.Options().in_iterations(), 1), method.transports[0] == "ring"
     local = method.local_optimizer(options) is not None
     buckets = [_bucket(number, floats) for number in _copies(floats)]
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
