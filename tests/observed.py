@@ -28,7 +28,8 @@ def main(fault: str, folder: str) -> None:
     for key, weight in weights.items():
         store.broadcast(key, weight, weight)
     board.to(folder)
-    looks: Dict[str, Callable[[], Any]] = {"raise": lambda: 1 // 0, "full": lambda: {1}, "block": lambda: time.sleep(600)}
+    looks: Dict[str, Callable[[], Any]] = {
+        "raise": lambda: 1 // 0, "full": lambda: {1}, "block": lambda: time.sleep(600)}
     pulse.more["broken"] = looks[fault]
     for step in range(STEPS):
         for key, weight in weights.items():
