@@ -326,7 +326,7 @@ class TrainConfig(TrainOptions):
                 raise ConfigError(f"{key} has no meaning with cluster: {why}; leave one of them out")
         cluster = self.virtual_cluster
         method = self.method(self.options, cluster.workers)  # refuses options that do not go with this number
-        cluster.check_transport(self.transport or method.transports[0], method.traffic(whole=False).coded)
+        cluster.check_transport(self.transport or method.transports[0])
 
 
 def own_fields() -> List[dataclasses.Field[Any]]:

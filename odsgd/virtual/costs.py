@@ -1,5 +1,5 @@
 """How long processors, servers, links and rings take for each bucket, and which links a message passes."""
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.codecs import codec
@@ -57,9 +57,12 @@ class Links:
 
     A way is a list of numbers: out of the worker's host, perhaps out of its rack and into the server's, into the
     server's host; and back.
+
+    busy : how long, by link and by what passes it: of bucket b a push (b), an answer (b + B), or a header (b + 2 B)
     """
 
-    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket], codec_name: str) -> None:
+    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket], codec_name: str,
+                 back: Optional[str] = None) -> None:
         self._cluster, self.hosts, racks = cluster, len(cluster.host_names()), cluster.racks
         links = [cluster.link(host) for host in range(self.hosts)]
         self._uplinks = 0 if racks is None else -(-self.hosts // racks.hosts)
@@ -68,8 +71,11 @@ class Links:
         kinds += [(racks.goodput, 0.0)] * 2 * self._uplinks if racks else []
         self.latency = [ns(link.latency) for link in links] + [0] * (self.hosts + 2 * self._uplinks)
         nbytes = [codec(codec_name).nbytes(bucket.size) + WIRE_DTYPE.itemsize * HEADER for bucket in buckets]
-        busy = {kind: [ns(kind[1] + n / kind[0]) for n in nbytes] for kind in set(kinds)}
-        self.busy = [busy[kind] for kind in kinds]  # by link and bucket
+        header = WIRE_DTYPE.itemsize * HEADER
+        weights = [codec(back or codec_name).nbytes(bucket.size) + header for bucket in buckets]
+        passes = [*nbytes, *weights, *[header] * len(buckets)]
+        busy = {kind: [ns(kind[1] + n / kind[0]) for n in passes] for kind in set(kinds)}
+        self.busy = [busy[kind] for kind in kinds]
         self.free = [0] * len(kinds)  # when each link is
         per_byte = cluster.links.processor / 1e6
         self.sent = [ns(per_byte * n) for n in nbytes]

@@ -225,14 +225,11 @@ class VirtualCluster(_Checked):
         """Its number."""
         return self.workers + server_rank if self.placement == "apart" else server_rank
 
-    def check_transport(self, transport: str, coded: bool) -> None:
-        """ConfigError for a kind of transport, or codecs on it, whose times nothing here tells."""
+    def check_transport(self, transport: str) -> None:
+        """ConfigError for a kind of transport whose times nothing here tells."""
         if transport not in TRANSPORTS:
             raise ConfigError(f"a cluster in virtual time has no transport `{transport}`; take "
                               f"{' or '.join(f'`{known}`' for known in TRANSPORTS)}, as far as the store runs on it")
-        if transport == "server" and coded:
-            raise ConfigError("a cluster in virtual time has no codecs on the way to servers and back; leave codec and "
-                              "codec_weights out, or take a store on a ring")
 
     def link(self, host: int) -> Link:
         """The link of a host."""

@@ -33,6 +33,7 @@ import math
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from kvstore.messages.buckets import Bucket, Parameter
+from kvstore.messages.seam import Traffic
 from odsgd.virtual.costs import Costs, Links
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.passes import PassTimes
@@ -68,10 +69,10 @@ class Agenda:
 class LaneTimes:
     """One bucket of one worker, and how far its program is. Questions are answered in the order of their numbers."""
 
-    __slots__ = ("answered", "arrived", "b", "before", "held", "next", "ops", "there", "time", "way")
+    __slots__ = ("answered", "arrived", "b", "back", "before", "held", "next", "ops", "sent", "there", "time", "way")
 
     def __init__(self, b: int, way: Sequence[int], there: int) -> None:
-        self.b = b                          # the bucket
+        self.b = self.sent = self.back = b  # the bucket; what passes links there and back, as `Links.busy` has it
         self.way, self.there = way, there   # links to the server and back; how many of them lead there
         self.ops: Sequence[Op] = ()         # of the iteration; none: it has ended
         self.next = 0                       # the op that is next
@@ -111,16 +112,19 @@ class Simulation:
     programs : what the workers do
     buckets : in the order in which they are iterated
     parameters : in the order of the layers
-    codec_name : of gradients, and of weights on their way back
+    codec_name : of gradients, and of weights on their way back, unless `traffic` has another one for these
     transport : `server`, `ring` or `sharded`
     """
 
     def __init__(self, cluster: VirtualCluster, method: Any, programs: Programs, buckets: Sequence[Bucket],
-                 parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server") -> None:
+                 parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server",
+                 traffic: Optional[Traffic] = None) -> None:
         self.cluster, self.programs, self.synchronous = cluster, programs, not method.asynchronous
         self.buckets, self.num_workers = list(buckets), cluster.workers
         self.costs = Costs(cluster, method, self.buckets, codec_name, transport)
-        self.links = Links(cluster, self.buckets, codec_name)
+        self.links = Links(cluster, self.buckets, codec_name, None if traffic is None else traffic.codec_weights)
+        B, self._rounds = len(self.buckets), traffic is not None and traffic.quorum > 0
+        self._sizes = {"exchange": (0, 2 * B if self._rounds else B), "fetch": (2 * B if self._rounds else 0, B)}
         self.passes = PassTimes(cluster, self.buckets, parameters)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
@@ -135,6 +139,11 @@ class Simulation:
         self._now = 0
         self._until: float = 0  # events that may be carried out are earlier
         self._pauses = False    # when a question has reached an asynchronous server's rule
+
+    def passing(self, busy: Sequence[int], b: int, back: bool) -> float:
+        """How long a link is busy with a question of a bucket, or its answer, in the mean over its kinds."""
+        B = len(self.buckets)
+        return (busy[b + B * back] + busy[b + 2 * B]) / 2 if self._rounds else busy[b + B * back]
 
     def _lanes(self, m: int) -> List[LaneTimes]:
         return [LaneTimes(b, *self.links.way(m, bucket.server_rank)) for b, bucket in enumerate(self.buckets)]
@@ -278,7 +287,7 @@ class Simulation:
         """Send a question, or a part of a sum, unless it waits for answers. Returns whether it left."""
         what, number, behind, update = op
         if what == "sum":
-            self._send(worker, lane, time, number, update)
+            self._send(worker, lane, time, number, update, what)
             return True
         if number > lane.answered + 1:
             return False
@@ -291,12 +300,14 @@ class Simulation:
                 return False
             if last == other.answered and other.arrived > time:  # an earlier one was there before the next one left
                 time = other.arrived
-        self._send(worker, lane, time, number, None)
+        self._send(worker, lane, time, number, None, what)
         return True
 
-    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, number: int, update: Optional[bool]) -> None:
+    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, number: int, update: Optional[bool],
+              what: str) -> None:
         """A worker's message can leave at `time`. `update`: of a sum, whether U follows."""
         leaves = self._message(worker, time)
+        lane.sent, lane.back = (lane.b + more for more in self._sizes.get(what, (0, 0)))
         if update is not None:
             self._part(leaves, worker.rank, lane.b, number, update)
         elif lane.way:
@@ -343,7 +354,7 @@ class Simulation:
         link = lane.way[hop]
         free = links.free[link]
         begins = time if time > free else free
-        passed = links.free[link] = begins + links.busy[link][b]
+        passed = links.free[link] = begins + links.busy[link][lane.sent if hop < lane.there else lane.back]
         if passed > end:
             end = passed
         hop += 1
@@ -397,7 +408,7 @@ class Simulation:
         """The answers to some workers share the server's link."""
         lane, links = self._workers[workers[0]].lanes[b], self.links
         link = lane.way[lane.there]
-        busy, there = links.busy[link][b], max(time, links.free[link]) + links.latency[link]
+        busy, there = links.busy[link][lane.back], max(time, links.free[link]) + links.latency[link]
         end = there + busy * len(workers)
         links.free[link] = end - links.latency[link]
         self._post(workers, b, range(there, end, busy) if busy else [there] * len(workers), end)

@@ -146,10 +146,11 @@ class FastSimulation(Simulation):
         if b not in passed:
             link = self._workers[m].lanes[b].way[-1]
             inbox, busy, free = self._inboxes[m], self.links.busy[link], self.links.free[link]
+            lanes = self._workers[m].lanes
             first = -1
             while first != b:
                 there, first = divmod(heapq.heappop(inbox), MOST_BUCKETS)
-                free = passed[first] = (there if there > free else free) + busy[first]
+                free = passed[first] = (there if there > free else free) + busy[lanes[first].back]
             self.links.free[link] = free
         return passed.pop(b)
 
@@ -166,7 +167,7 @@ class FastSimulation(Simulation):
         if self._ring:
             return min(busy + delay for busy, delay in self.costs.ring)
         ways = [self.links.way(0, bucket.server_rank) for bucket in self.buckets]
-        return min(self.costs.update[b] + self.num_workers * self.links.busy[way[there]][b]
+        return min(self.costs.update[b] + self.num_workers * self.links.busy[way[there]][b + len(self.buckets)]
                    for b, (way, there) in enumerate(ways))
 
     def _horizon(self) -> int:

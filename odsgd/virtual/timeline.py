@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Deque, Dict, Optional, Sequence, Tuple
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
+from kvstore.messages.seam import Traffic
 from kvstore.tracing.trace import Trace
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
@@ -20,8 +21,9 @@ class TracedSimulation(Simulation):
     """The same simulation, step by step, with a trace of every worker and every server in `folder`."""
 
     def __init__(self, folder: Path, cluster: VirtualCluster, method: Any, programs: Programs,
-                 buckets: Sequence[Bucket], parameters: Sequence[Parameter], codec_name: str, transport: str) -> None:
-        super().__init__(cluster, method, programs, buckets, parameters, codec_name, transport)
+                 buckets: Sequence[Bucket], parameters: Sequence[Parameter], codec_name: str, transport: str,
+                 traffic: Optional[Traffic] = None) -> None:
+        super().__init__(cluster, method, programs, buckets, parameters, codec_name, transport, traffic)
         names, job = cluster.host_names(), secrets.token_hex(6)
 
         def trace(role: str, rank: int, host: int) -> Trace:
@@ -53,9 +55,10 @@ class TracedSimulation(Simulation):
         self._bar(self._traces[worker.rank], stage, b, time, over)
         return over
 
-    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, number: int, update: Optional[bool]) -> None:
+    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, number: int, update: Optional[bool],
+              what: str) -> None:
         self._waited[worker.rank, lane.b].append(time)
-        super()._send(worker, lane, time, number, update)
+        super()._send(worker, lane, time, number, update, what)
 
     def _answered(self, worker: WorkerTimes, lane: LaneTimes, time: int, update: int) -> None:
         there, m = max(time, worker.messages_free) + self.costs.message, worker.rank

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from kvstore import methods
-from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Keys, Parameter, by_layer, in_fragments
 from kvstore.methods import fit
 from kvstore.methods.common import Options
@@ -104,22 +103,18 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
                made_by: Type[Simulation] = FastSimulation) -> Simulation:
     """The job before its first iteration. `transport`: `server`, `ring` or `sharded`; None: the method's first choice.
 
-    `slower`: a factor on all that processors do, which comes too late to change the buckets. Codecs on servers are
-    timed where they are the same both ways.
+    `slower`: a factor on all that processors do, which comes too late to change the buckets.
     """
     options = method.fitted(options, len(parameters))
     made, kind = method(options, cluster.workers), fit.transport_of(method, transport)
     fit.check(method, options, kind)
     layers, traffic = in_fragments(by_layer(parameters), method.fragments(options)), made.traffic(whole=False)
-    if kind == "server" and traffic.codec_weights != traffic.codec:
-        raise ConfigError(f"codec `{traffic.codec}` there and codec_weights `{traffic.codec_weights}` back have no "
-                          "times here; take the same for both")
     buckets = (layout.on_servers(layers, traffic, Keys(cluster.servers), cluster) if kind == "server" else
                on_ring(layers, traffic, Keys(1), cluster.workers))
     programs = Programs(method, options, cluster.workers, buckets, method.local_optimizer(options) is not None,
                         kind != "server", layout.window(layers, traffic) if kind == "server" else None)
     hosts = cluster if slower == 1 else slowed(cluster, slower)
-    return made_by(hosts, method, programs, buckets, layers, traffic.codec, kind)
+    return made_by(hosts, method, programs, buckets, layers, traffic.codec, kind, traffic)
 
 
 def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:
@@ -233,10 +228,12 @@ def _links(job: Simulation, asked: Sequence[int]) -> Dict[str, int]:
         of_server[bucket.server_rank].append(b)
     work = [0] * len(links.free)
     for server_rank, bs in of_server.items():
-        times = {id(busy): sum(busy[b] * asked[b] for b in bs) for busy in links.busy}
+        times = {id(busy): [sum(job.passing(busy, b, back) * asked[b] for b in bs) for back in (False, True)]
+                 for busy in links.busy}
         for m in range(job.num_workers):
-            for link in links.way(m, server_rank)[0]:
-                work[link] += times[id(links.busy[link])]
+            way, there = links.way(m, server_rank)
+            for at, link in enumerate(way):
+                work[link] += round(times[id(links.busy[link])][at >= there])
     serving = {job.cluster.host_of_server(server_rank) for server_rank in of_server}
     busiest: Dict[str, int] = {}
     for link, time in enumerate(work):

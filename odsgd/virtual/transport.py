@@ -58,7 +58,7 @@ class VirtualStage(Stage):
         return VirtualRing(self, worker_rank)
 
     def sharded_worker(self, worker_rank: int) -> InProcessSharded:
-        self.cluster.check_transport("sharded", coded=False)
+        self.cluster.check_transport("sharded")
         return super().sharded_worker(worker_rank)
 
     # -- what workers tell and ask ---------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class VirtualStage(Stage):
         local = method.local_optimizer(options) is not None
         programs = Programs(method, options, self.num_workers, setup.buckets, local, ring, window)
         job = (self.cluster, method, programs, setup.buckets, layers, setup.traffic.codec,
-               "ring" if ring else "server")
+               "ring" if ring else "server", setup.traffic)
         self.simulation = Simulation(*job) if self._trace is None else TracedSimulation(Path(self._trace), *job)
 
     def finish_trace(self) -> None:
@@ -250,7 +250,7 @@ class VirtualWorker(_OnStage, InProcess):
     _stage: VirtualStage
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
-        self._stage.cluster.check_transport("server", traffic.coded)
+        self._stage.cluster.check_transport("server")
         if 1 < traffic.quorum == self.num_workers:
             raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
         self._synchronous = not traffic.asynchronous

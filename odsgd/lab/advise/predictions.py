@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence,
 import numpy as np
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
-from kvstore.messages.codecs import CODECS
+from kvstore.messages.codecs import codec
 from kvstore.methods.contract import Method, Update
 from kvstore.session.staleness import mean
 from kvstore.state import declared
@@ -185,7 +185,7 @@ def _of_worker(method: Type[Method], options: Any, workers: int, transport: str,
     """
     traffic, state = method(options, workers).traffic(whole=False), 0 if method.plain_sgd else 1
     if transport == "server":
-        coded = CODECS[traffic.codec].residual + (traffic.codec_weights != "none")
+        coded = codec(traffic.codec).residual + (traffic.codec_weights != "none")
         return programs.arrays() + 2 + (not method.worker.sends_gradient_in_place) + coded
     if transport == "sharded":
         return programs.arrays() + 4 + state / workers

@@ -16,8 +16,7 @@ from tests.scenarios import PLAIN, Scenario, train
 WORKERS = 4
 CLUSTER: Dict[str, Any] = {"workers": WORKERS, "servers": 2, "links": {"goodput": "1mbit"},
                            "compute": {"iteration": "5ms", "draws": "lognormal:0.5"}}
-STORES = [name for name, method in methods.METHODS.items()
-          if method.transports != ("process",) and name != "sparseloco"]  # has a codec on servers
+STORES = [name for name, method in methods.METHODS.items() if method.transports != ("process",)]
 
 
 def trained(store: str, iterations: int = 12, options: Any = None, **cluster: Any) -> Tuple[
@@ -86,9 +85,9 @@ def test_what_has_no_times_is_refused_before_the_first_step() -> None:
     stage = VirtualStage(of({"workers": 1}))
     with pytest.raises(ConfigError, match="no transport `sharded`; take `server` or `ring`"):
         stage.sharded_worker(0)
-    coded = Scenario("ssgd", {"codec": "float16"}, optimizer_params=PLAIN)
-    with pytest.raises(ConfigError, match="no codecs on the way to servers and back"):
-        train(coded, 0, stage.worker(0))
+    waiting = Scenario("decoupled", {"quorum": 2}, optimizer_params=PLAIN)
+    with pytest.raises(ConfigError, match="quorum is the number of workers"):
+        VirtualStage(of({"workers": 2})).run(lambda transport: train(waiting, 0, transport))
 
 
 def test_a_cluster_trains_one_model_at_a_time() -> None:

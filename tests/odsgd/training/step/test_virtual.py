@@ -90,8 +90,6 @@ def test_a_file_decides_about_the_workers_unless_a_flag_does(tmp_path: Path) -> 
     (dict(cluster="virtual", num_gpus=1), "num_gpus has no meaning with cluster"),
     (dict(cluster="virtual", emulate_compute="1ms"), "emulate_compute has no meaning with cluster"),
     (dict(cluster="virtual", kvstore="softsync", n=3), "`n` is 3, more than the 2 workers"),
-    (dict(cluster="virtual", kvstore="odsgd", codec="float16"), "no codecs on the way to servers and back"),
-    (dict(cluster="virtual", kvstore="asgd", codec_weights="quantize"), "no codecs on the way to servers and back"),
     (dict(cluster="virtual", kvstore="ssgd", transport="sharded"), "no transport `sharded`; take `server` or `ring`"),
     (dict(cluster="nowhere.yaml"), "cannot read `nowhere.yaml`, the description of a cluster in YAML: No such file"),
 ])

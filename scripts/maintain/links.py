@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Loss against time and against bytes, for methods that send gradients or weights, on links of several rates.
+
+    scripts/maintain/links.py [FOLDER]        16 minutes on two shared cores; writes docs/results/weights.csv and .svg
+
+Real gradients of four workers on handwritten digits (scikit-learn's), in virtual time: 10 ms an iteration, one server on a
+host of its own. All take SGD steps of the same rate; weights travel every 20 steps. `FOLDER` keeps the runs.
+"""
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from kvstore.messages.codecs import codec
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "docs" / "results" / "weights.csv"
+H, PARAMETERS = 20, 17226
+METHODS: Dict[str, str] = {
+    "SSGD": "ssgd", "OD-SGD": "odsgd --warmup 20", "eager": "eager", "DiLoCo": "diloco",
+    "streaming": "diloco --fragments 6 --delay 2", "async": "async_diloco", "decoupled": "decoupled --quorum 2",
+    "sparse": "sparseloco"}
+LINKS = ("10mbit", "100mbit", "1gbit", "10gbit")
+Curve = List[Tuple[float, float, float]]
+"""Virtual seconds, bytes of a worker both ways, and test loss."""
+
+
+def bytes_of(method: str, iterations: int) -> float:
+    """What a worker has sent and received, without headers."""
+    plain = codec("none").nbytes(PARAMETERS)
+    if method in ("SSGD", "OD-SGD"):
+        return 2.0 * plain * iterations
+    there = codec("largest_2bit:64").nbytes(PARAMETERS) if method == "sparse" else plain
+    return (there + plain) * iterations / H
+
+
+def run(folder: Path, method: str, link: str) -> Curve:
+    """One training; its curve."""
+    out = folder / f"{method}_{link}"
+    store, *options = METHODS[method].split()
+    if store not in ("ssgd", "odsgd"):
+        options += ["--H", str(H)]
+    cluster = folder / f"{link}.yaml"
+    cluster.write_text(f"workers: 4\nservers: 1\nlinks: {{goodput: {link}, latency: 1ms}}\n"
+                       "compute: {iteration: 10ms, draws: \"lognormal:0.2\"}\n")
+    if not (out / "metrics.jsonl").exists():
+        subprocess.run([sys.executable, "-m", "odsgd", "train", "--config", str(ROOT / "configs/digits_async.yaml"),
+                        "--kvstore", store, *options, "--cluster", str(cluster), "--epochs", "60", "--eval-every", "4",
+                        "--checkpoint-every", "1000epochs", "--out", str(out)], check=True, stdout=subprocess.DEVNULL,
+                       env={**os.environ, "OMP_NUM_THREADS": "1"})
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(record["virtual_seconds"], bytes_of(method, record["iteration"]), record["test_loss"])
+            for record in records if record["event"] == "epoch" and "test_loss" in record]
+
+
+def draw(curves: Dict[Tuple[str, str], Curve]) -> None:
+    import matplotlib
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+    matplotlib.rcParams["svg.hashsalt"] = "odsgd"
+    figure, panels = pyplot.subplots(1, len(LINKS) + 1, figsize=(17, 3.6), sharey=True)
+    styles: Dict[str, Any] = {method: {"color": f"C{i}", "marker": "osv^D<>x"[i], "markersize": 3, "linewidth": 1}
+                              for i, method in enumerate(METHODS)}
+    for (method, link), curve in curves.items():
+        panels[LINKS.index(link)].plot([one[0] for one in curve], [one[2] for one in curve], label=method,
+                                       **styles[method])
+        if link == LINKS[0]:
+            panels[-1].plot([one[1] / 1e6 for one in curve], [one[2] for one in curve], label=method, **styles[method])
+    for panel, title in zip(panels, [*LINKS, "bytes, any link"]):
+        panel.set(title=title, xlabel="virtual seconds" if title in LINKS else "MB of a worker, both ways", xscale="log",
+                  yscale="log")
+        panel.grid(alpha=0.3, which="both")
+    panels[0].set_ylabel("test loss")
+    panels[-1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(OUT.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig("/tmp/weights.png", dpi=70)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="odsgd-links-"))
+    folder.mkdir(exist_ok=True)
+    jobs = [(method, link) for link in LINKS for method in METHODS]
+    with ThreadPoolExecutor(2) as pool:
+        curves = dict(zip(jobs, pool.map(lambda job: run(folder, *job), jobs)))
+    with OUT.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["method", "link", "virtual_s", "bytes", "test_loss"])
+        table.writerows([method, link, f"{s:.3f}", f"{nbytes:.0f}", f"{loss:.4f}"]
+                        for (method, link), curve in curves.items() for s, nbytes, loss in curve)
+    draw(curves)
+
+
+if __name__ == "__main__":
+    main()
