@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.maintain import simulate
-from scripts.maintain.simulation import defects, promises, scenario
+from scripts.maintain.simulation import checkpoints, defects, promises, scenario
 from scripts.maintain.simulation.loader import Image
 
 SCRIPT = Path(simulate.__file__)
@@ -29,6 +29,18 @@ def test_promises_are_kept_under_faults_and_a_seed_has_one_history(ships: Image)
         assert seed % 5 or scenario.run(seed, ships).digest == result.digest
         hit += bool(result.hits)
     assert hit > 30
+
+
+def test_a_checkpoint_that_counts_loads_whatever_a_disk_forgets(ships: Image) -> None:
+    for seed in range(1, 41):
+        run = checkpoints.Run(seed, ships)
+        assert run.broken == [], run.faults
+
+
+def test_a_disk_that_is_not_flushed_is_found_out() -> None:
+    change = ("            os.fsync(file.fileno())\n", "            pass\n")
+    forgetful = Image({"odsgd.training.checkpoint.disk": [change]})
+    assert any(checkpoints.Run(seed, forgetful).broken for seed in range(1, 41))
 
 
 def test_the_same_seed_prints_the_same_bytes_in_another_process() -> None:

@@ -2,6 +2,7 @@
 
     scripts/maintain/simulate --seed 81723              the history, the faults and the verdict
     scripts/maintain/simulate --seeds 1000 [--from 1]   a table; a failing seed is shrunk by leaving faults out
+    scripts/maintain/simulate --disk --seeds 1000       checkpoints on a disk that loses power
     scripts/maintain/simulate --defects                 defects of the past, put back: found after so many seeds
 """
 import argparse
@@ -67,6 +68,21 @@ def survey(first: int, count: int, image: Image, again_every: int) -> int:
     return failed + changed
 
 
+def survey_disks(first: int, count: int, image: Image) -> int:
+    """The same for checkpoints on a disk that forgets what it may."""
+    from scripts.maintain.simulation import checkpoints  # it needs MXNet
+
+    began, failed, hits = time.process_time(), 0, 0
+    for seed in range(first, first + count):
+        run = checkpoints.Run(seed, image)
+        failed, hits = failed + bool(run.broken), hits + len(run.faults)
+        if run.broken:
+            print(f"seed {seed}: {run.broken[0]} [{'; '.join(run.faults)}]", flush=True)
+    took = time.process_time() - began
+    print(f"{count} seeds of a disk, {failed} with a broken promise, {hits} faults: {60 * count / took:.0f} a minute")
+    return failed
+
+
 def finds(defective: Image, ships: Image, most: int) -> Tuple[int, List[str]]:
     """The first seed with a promise that the defect breaks and the code that ships keeps; with 0 none of so many."""
     for seed in range(1, most + 1):
@@ -98,10 +114,13 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=1)
     parser.add_argument("--twice-every", type=int, default=100, help="run each such seed twice and compare")
     parser.add_argument("--defects", action="store_true", help="put defects back; try --seeds for each")
+    parser.add_argument("--disk", action="store_true", help="checkpoints on a disk that loses power, in place of a job")
     options = parser.parse_args()
     if options.defects:
         return int(calibrate(options.seeds) > 0)
     image = Image()
+    if options.disk:
+        return int(survey_disks(options.first, options.seeds, image) > 0)
     if options.seed is not None:
         return int(show(options.seed, image, options.without) > 0)
     return int(survey(options.first, options.seeds, image, options.twice_every) > 0)

@@ -22,7 +22,6 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import threading
 from concurrent import futures
 from pathlib import Path
@@ -39,7 +38,7 @@ from kvstore.messages.seam import Export
 from kvstore.session import saving
 from kvstore.state.npz import write_npz
 from odsgd.training.checkpoint import weights
-from odsgd.training.checkpoint.disk import flush_folder, replacing
+from odsgd.training.checkpoint.disk import remove_folder, replacing
 from odsgd.training.checkpoint.manifests import (
     MANIFEST,
     SCHEMA,
@@ -211,14 +210,11 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
     """Remove what is older than `iteration` and not kept.
 
     Never newer: a worker that is slow here must not take away what a faster one has begun to write. Several workers
-    may be at it in one folder. The manifest goes first, and for good, so that half a folder never counts.
+    may be at it in one folder.
     """
     for folder in numbered(root):
         if int(folder.name) < iteration and int(folder.name) not in kept:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(folder / MANIFEST)
-                flush_folder(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder, MANIFEST)
 
 
 def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int) -> None:

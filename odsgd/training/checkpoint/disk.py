@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hmac
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -100,6 +101,14 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_folder(folder: Path, first: str) -> None:
+    """Remove a folder, this file of it before the others and for good, so that half a folder never counts."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(folder / first)
+        flush_folder(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def full(error: OSError, folder: str) -> Optional[str]:

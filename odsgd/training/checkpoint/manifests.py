@@ -161,7 +161,8 @@ def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
     """From here on the checkpoint counts."""
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    flush_folder(folder.parent)
+    for place in (folder.parent, folder.parent.parent):  # this checkpoint's name, and the name of all, if it is new
+        flush_folder(place)
 
 
 def is_whole(manifest: Mapping[str, Any]) -> bool:

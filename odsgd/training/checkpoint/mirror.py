@@ -5,7 +5,6 @@ comes last. On a host the folder is reached by ssh, which asks for nothing there
 """
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -21,7 +20,7 @@ from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
 from kvstore.job.aside import BackgroundThread
 from odsgd.launch.hosts.ssh import ssh
-from odsgd.training.checkpoint.disk import replacing
+from odsgd.training.checkpoint.disk import remove_folder, replacing
 
 COPIED_WITHIN_S = 1800.0
 """One file; a host that has gone is noticed by ssh after 45 s."""
@@ -88,10 +87,7 @@ class CheckpointMirror:
 
     def remove(self, iteration: int, first: str) -> None:
         """Remove a checkpoint, this file of it before the others."""
-        folder = Path(self._folder) / str(iteration)
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(folder / first)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(Path(self._folder) / str(iteration), first)
 
 
 class RemoteMirror(CheckpointMirror):

@@ -1,5 +1,6 @@
 """What is open in a simulated process: pipes, a user's screen, and connections over links between hosts."""
 import collections
+import random
 from typing import TYPE_CHECKING, Callable, Deque, List, Optional, Tuple
 
 if TYPE_CHECKING:
@@ -135,6 +136,18 @@ class Sink(File):
     def block(self, blocked: bool) -> None:
         self.blocked, self.waiting = blocked, 0
         self.changed()
+
+
+class Node(bytearray):
+    """What a file of a disk holds; `synced` of it outlasts a loss of power for sure."""
+
+    synced = b""
+
+    def survives(self, draw: random.Random) -> bytes:
+        """What is left after a loss of power: if not all has been synced, perhaps a part, or zeros."""
+        if bytes(self) == self.synced:
+            return self.synced
+        return draw.choice((self.synced, bytes(self), bytes(self[:draw.randrange(len(self) + 1)]), bytes(len(self))))
 
 
 class Null(File):

@@ -8,15 +8,16 @@ import sys
 import types
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from scripts.maintain.simulation import processes, stdlib, threads
+from scripts.maintain.simulation import disk, processes, stdlib, threads
 
 SIMULATED: Dict[str, Any] = {
-    **{name: getattr(stdlib, name) for name in ("os", "time", "signal", "fcntl", "tempfile", "shutil", "secrets", "sys",
-                                                "ctypes", "faulthandler", "resource")},
+    **{name: getattr(stdlib, name) for name in ("time", "signal", "fcntl", "secrets", "sys", "ctypes", "faulthandler",
+                                                "resource")},
+    **{name: getattr(disk, name) for name in ("os", "tempfile", "shutil")},
     **{name: getattr(processes, name) for name in ("select", "selectors", "subprocess", "socket")},
     **{name: getattr(threads, name) for name in ("threading", "queue", "concurrent")},
-    "pathlib": types.SimpleNamespace(Path=stdlib.Path)}
-COPIED = ("odsgd.launch", "kvstore.job")
+    "pathlib": types.SimpleNamespace(Path=disk.Path)}
+COPIED = ("odsgd.launch", "kvstore.job", "odsgd.training.checkpoint", "odsgd.config.files")
 REAL = ("odsgd.launch.connections.tunnel", "kvstore.job.software", "kvstore.job.agreement", "odsgd.launch.command")
 """Not simulated; what they give is constant, or not used."""
 Changes = Mapping[str, Sequence[Tuple[str, str]]]
@@ -31,7 +32,7 @@ class Image:
         self.changes: Changes = parent.changes if parent else changes or {}
         self._parent, self._own = parent, own
         self._modules: Dict[str, types.ModuleType] = {}
-        self._builtins = {**vars(builtins), "__import__": self._import, "open": stdlib.builtin_open,
+        self._builtins = {**vars(builtins), "__import__": self._import, "open": disk.builtin_open,
                           "print": stdlib.builtin_print}
 
     def load(self, name: str) -> Any:
@@ -60,6 +61,8 @@ class Image:
         return _code[name, changes]
 
     def _import(self, name: str, of: Any = None, local: Any = None, names: Sequence[str] = (), level: int = 0) -> Any:
+        if name == "concurrent.futures":
+            return SIMULATED["concurrent"].futures
         if name in SIMULATED or name.partition(".")[0] in ("os", "concurrent"):
             return SIMULATED[name.partition(".")[0]]
         if not name.startswith(COPIED) or name in REAL:

@@ -8,8 +8,9 @@ import types
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from scripts.maintain.simulation import stdlib
+from scripts.maintain.simulation.disk import Raw
 from scripts.maintain.simulation.files import File, Null, Pipe, Way
-from scripts.maintain.simulation.stdlib import Raw, os_close, os_read, os_write, resolved
+from scripts.maintain.simulation.stdlib import os_close, os_read, os_write, resolved
 from scripts.maintain.simulation.system import Process
 
 

@@ -3,18 +3,13 @@
 They have what the project uses of them, in the same forms; anything else is an AttributeError, so that nothing reaches
 the real system unseen. The world is the one that runs; the process is the one whose code calls.
 """
-import contextlib
 import errno
-import io
-import os as real_os
 import posixpath
 import signal as real_signal
-import stat as real_stat
 import struct
 import sys as real_sys
 import types
-from pathlib import PurePosixPath
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 from scripts.maintain.simulation.files import File, Pipe
 from scripts.maintain.simulation.system import Process, World
@@ -35,7 +30,7 @@ def opened(fd: int) -> File:
         raise OSError(errno.EBADF, "Bad file descriptor") from None
 
 
-def _missing(path: str) -> FileNotFoundError:
+def missing(path: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "No such file or directory", path)
 
 
@@ -62,128 +57,8 @@ def sleep(seconds: float) -> None:
 time = types.SimpleNamespace(monotonic=monotonic, time=wall, sleep=sleep, perf_counter=monotonic)
 
 
-# files
-
 def resolved(path: Any) -> str:
     return posixpath.normpath(posixpath.join(world.process().cwd, str(path)))
-
-
-class Disk(File):
-    """An open file of a disk."""
-
-    def __init__(self, data: bytearray, append: bool, path: str) -> None:
-        super().__init__()
-        self.data, self.append, self.path, self.at = data, append, path, 0
-
-    def read(self, most: int) -> Optional[bytes]:
-        found = bytes(self.data[self.at:self.at + most])
-        self.at += len(found)
-        return found
-
-    def write(self, data: bytes) -> Optional[int]:
-        if self.append:
-            self.at = len(self.data)
-        self.data[self.at:self.at + len(data)] = data
-        self.at += len(data)
-        return len(data)
-
-
-def _proc(path: str) -> Optional[bytes]:
-    """A file of /proc; None if there is none."""
-    parts = path.split("/")
-    process = world.process().host.processes.get(int(parts[2])) if parts[2].isdigit() else None
-    if process is None or len(parts) != 4:
-        return None
-    if parts[3] == "maps":
-        return b""
-    parent = process.parent.pid if process.parent else 1
-    fields = [process.state, str(parent), str(process.pgid), *["0"] * 16, str(int(process.began * 100))]
-    return f"{process.pid} (p) {' '.join(fields)}\n".encode()
-
-
-def os_open(path: Any, flags: int, mode: int = 0o777) -> int:
-    process = world.call()
-    full, files = resolved(path), process.host.files
-    if full.startswith("/proc/"):
-        data = _proc(full)
-        if data is None:
-            raise _missing(full)
-        return process.install(Disk(bytearray(data), False, full))
-    there = files.get(full)
-    if full in files and there is None:
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", full)
-    if there is None:
-        if not flags & real_os.O_CREAT or files.get(posixpath.dirname(full), b"") is not None:
-            raise _missing(full)
-        there = files[full] = bytearray()
-    elif flags & real_os.O_CREAT and flags & real_os.O_EXCL:
-        raise FileExistsError(errno.EEXIST, "File exists", full)
-    if flags & real_os.O_TRUNC:
-        there = files[full] = bytearray()
-    return process.install(Disk(there, bool(flags & real_os.O_APPEND), full))
-
-
-class Raw(io.RawIOBase):
-    """A file object over a descriptor."""
-
-    def __init__(self, fd: int, closefd: bool = True) -> None:
-        self._fd, self._closefd, self._process = fd, closefd, world.process()
-
-    def __del__(self) -> None:
-        """Whoever drops it closes nothing: Python may find out when another process runs."""
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def readline(self, size: Any = -1) -> bytes:
-        """A line, as byte after byte would give it."""
-        line, file = b"", opened(self._fd)
-        while not line.endswith(b"\n"):
-            there: bytes = (getattr(file, "pipe", None) and file.pipe.data) or b""  # type: ignore[attr-defined]
-            data = os_read(self._fd, there.find(b"\n") + 1 or len(there) or 1)
-            if not data:
-                break
-            line += data
-        return line
-
-    def readinto(self, buffer: Any) -> Optional[int]:
-        data = os_read(self._fd, len(buffer))
-        buffer[:len(data)] = data
-        return len(data)
-
-    def write(self, data: Any) -> Optional[int]:
-        return os_write(self._fd, bytes(data))
-
-    def close(self) -> None:
-        if not self.closed:
-            with contextlib.suppress(ValueError):
-                super().close()
-            if self._closefd and world.current and world.process() is self._process and not self._process.dead:
-                os_close(self._fd)
-
-
-FLAGS = {"r": real_os.O_RDONLY, "w": real_os.O_WRONLY | real_os.O_CREAT | real_os.O_TRUNC,
-         "a": real_os.O_WRONLY | real_os.O_CREAT | real_os.O_APPEND,
-         "x": real_os.O_WRONLY | real_os.O_CREAT | real_os.O_EXCL}
-
-
-def builtin_open(file: Any, mode: str = "r", buffering: int = -1, encoding: Optional[str] = None,
-                 errors: Optional[str] = None, newline: Optional[str] = None, closefd: bool = True,
-                 opener: Optional[Callable[[str, int], int]] = None) -> Any:
-    """`open`."""
-    flags = FLAGS[mode.strip("bt+")]
-    fd = file if isinstance(file, int) else opener(str(file), flags) if opener else os_open(file, flags)
-    raw = Raw(fd, closefd)
-    if buffering == 0:
-        return raw
-    buffered: Any = io.BufferedReader(raw) if mode.startswith("r") else io.BufferedWriter(raw)
-    return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding or "utf-8", errors, newline)
 
 
 # os
@@ -284,38 +159,6 @@ def os_exit(code: int) -> None:
     world.call()
 
 
-def listdir(path: Any) -> List[str]:
-    process = world.call()
-    if str(path) == "/proc":
-        return [str(pid) for pid in process.host.processes]
-    if process.host.files.get(resolved(path), b"") is not None:
-        raise _missing(str(path))
-    return [posixpath.basename(one) for one in process.host.below(resolved(path))]
-
-
-def unlink(path: Any) -> None:
-    files, full = world.call().host.files, resolved(path)
-    if files.get(full) is None:
-        raise _missing(full)
-    del files[full]
-
-
-def replace(source: Any, target: Any) -> None:
-    files = world.call().host.files
-    if resolved(source) not in files:
-        raise _missing(str(source))
-    files[resolved(target)] = files.pop(resolved(source))
-
-
-def mkdir(path: Any, mode: int = 0o777) -> None:
-    files, full = world.call().host.files, resolved(path)
-    if full in files:
-        raise FileExistsError(errno.EEXIST, "File exists", full)
-    if files.get(posixpath.dirname(full), b"") is not None:
-        raise _missing(full)
-    files[full] = None
-
-
 def fstat(fd: int) -> Any:
     return types.SimpleNamespace(st_dev=1, st_ino=id(opened(fd)), st_rdev=0)
 
@@ -371,48 +214,6 @@ class _Environ(Dict[str, str]):
         return self._its().setdefault(name, default)
 
 
-path = types.SimpleNamespace(
-    **{name: getattr(posixpath, name) for name in ("join", "basename", "dirname", "isabs", "splitext", "relpath")},
-    abspath=lambda one: resolved(one), expanduser=lambda one: one, realpath=lambda one: resolved(one),
-    exists=lambda one: resolved(one) in world.call().host.files,
-    isfile=lambda one: world.call().host.files.get(resolved(one)) is not None,
-    isdir=lambda one: str(one) == "/proc" or world.call().host.files.get(resolved(one), b"") is None)
-
-os = types.SimpleNamespace(
-    **{name: getattr(real_os, name) for name in (
-        "O_NONBLOCK", "O_NOFOLLOW", "O_RDONLY", "O_WRONLY", "O_CREAT", "O_TRUNC", "O_APPEND", "O_EXCL", "P_ALL",
-        "WEXITED", "WNOHANG", "WNOWAIT", "X_OK", "W_OK", "sep", "pathsep", "pardir", "fspath", "PathLike")},
-    path=path, environ=_Environ(), open=os_open, read=os_read, write=os_write, close=os_close, pipe=os_pipe, dup=os_dup,
-    set_blocking=set_blocking, kill=os_kill, killpg=killpg, waitid=waitid, waitpid=waitpid, _exit=os_exit,
-    listdir=listdir, unlink=unlink, remove=unlink, replace=replace, mkdir=mkdir, fstat=fstat, umask=umask, chdir=chdir,
-    getcwd=lambda: world.process().cwd, getpid=lambda: world.process().pid, getuid=lambda: 1000,
-    getppid=lambda: getattr(world.process().parent, "pid", 1), access=lambda one, mode: True,
-    sched_getaffinity=lambda pid: {0, 1}, register_at_fork=lambda **calls: None, get_terminal_size=terminal_size)
-
-
-class Path(PurePosixPath):
-    """`pathlib.Path`, as far as it is used."""
-
-    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        if parents and str(self.parent) != str(self):
-            self.parent.mkdir(mode, parents, True)
-        try:
-            mkdir(self, mode)
-        except FileExistsError:
-            if not exist_ok:
-                raise
-
-    def lstat(self) -> Any:
-        files, full = world.call().host.files, resolved(self)
-        if full not in files:
-            raise _missing(full)
-        kind = real_stat.S_IFDIR if files[full] is None else real_stat.S_IFREG
-        return types.SimpleNamespace(st_mode=kind | 0o700, st_uid=1000)
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        unlink(self)
-
-
 # signal
 
 def set_signal(number: int, handler: Any) -> Any:
@@ -434,27 +235,6 @@ signal = types.SimpleNamespace(
     getsignal=lambda number: world.call().handlers.get(number, real_signal.SIG_DFL))
 
 
-# What lasts a moment: tempfile, shutil, secrets
-
-def mkdtemp(suffix: str = "", prefix: str = "tmp", dir: str = "/tmp") -> str:
-    name = f"{dir}/{prefix}{world.random.randrange(16 ** 8):08x}{suffix}"
-    mkdir(name)
-    return name
-
-
-def mkstemp(suffix: str = "", prefix: str = "tmp", dir: str = "/tmp") -> Tuple[int, str]:
-    name = f"{dir}/{prefix}{world.random.randrange(16 ** 8):08x}{suffix}"
-    return os_open(name, real_os.O_CREAT | real_os.O_EXCL), name
-
-
-def rmtree(folder: str, ignore_errors: bool = False) -> None:
-    files, full = world.call().host.files, resolved(folder)
-    for one in [one for one in files if one == full or one.startswith(full + "/")]:
-        del files[one]
-
-
-tempfile = types.SimpleNamespace(mkdtemp=mkdtemp, mkstemp=mkstemp)
-shutil = types.SimpleNamespace(rmtree=rmtree, which=lambda name: f"/usr/bin/{name}")
 secrets = types.SimpleNamespace(
     token_hex=lambda nbytes=32: "%0*x" % (2 * nbytes, world.random.getrandbits(8 * nbytes)),
     randbelow=lambda most: world.random.randrange(most))

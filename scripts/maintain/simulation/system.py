@@ -14,7 +14,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequenc
 
 from greenlet import getcurrent, greenlet
 
-from scripts.maintain.simulation.files import File, Link
+from scripts.maintain.simulation.files import File, Link, Node
 
 QUIET = (signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)
 """Signals that do nothing by default."""
@@ -387,9 +387,11 @@ class Host:
         self.world, self.name = world, name
         self.up = True
         self.boot, self.late_s = 0, 0.0
+        self.full = False  # of its disk
         self.wall_s = 1.7e9  # what its wall clock shows at the beginning
         self.processes: Dict[int, Process] = {}
         self.files: Dict[str, Optional[bytearray]] = {"/": None, "/tmp": None, "/home": None}
+        self.names = dict(self.files)  # those that outlast a loss of power for sure
 
     def group(self, pgid: int) -> List[Process]:
         return [process for process in list(self.processes.values()) if process.pgid == pgid]
@@ -404,7 +406,22 @@ class Host:
             self.world.corpses += process.tasks
             process.code = -9
         self.processes = {}
-        self.files = {path: data for path, data in self.files.items() if not path.startswith("/tmp/")}
+        self.files = self._left_on_disk()
+        self.names = dict(self.files)
+
+    def _left_on_disk(self) -> Dict[str, Optional[bytearray]]:
+        """Of each name that has not been synced it is drawn whether it is as before or as now."""
+        draw, gone = self.world.random, Node(b"gone")
+        left: Dict[str, Optional[bytearray]] = {}
+        for path in sorted({*self.files, *self.names}):
+            now, then = self.files.get(path, gone), self.names.get(path, gone)
+            kept = now if now is then else draw.choice((now, then))
+            if kept is gone or path.startswith("/tmp/") or posixpath.dirname(path) not in (*left, path, "/"):
+                continue
+            left[path] = None if kept is None else Node(kept.survives(draw) if isinstance(kept, Node) else kept)
+            if isinstance(left[path], Node):
+                left[path].synced = bytes(left[path] or b"")  # type: ignore[union-attr]
+        return left
 
     def return_power(self) -> None:
         self.up = True

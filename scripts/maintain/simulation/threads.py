@@ -2,6 +2,7 @@
 import collections
 import queue as real_queue
 import types
+from concurrent.futures import Future
 from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional
 
 from scripts.maintain.simulation import stdlib
@@ -241,4 +242,4 @@ class Pool:
 threading = types.SimpleNamespace(Lock=Lock, RLock=RLock, Condition=Condition, Event=Event, Thread=Thread, Timer=Timer,
                                   main_thread=lambda: _main, current_thread=current_thread)
 queue = types.SimpleNamespace(Queue=Queue, SimpleQueue=Queue, Full=real_queue.Full, Empty=real_queue.Empty)
-concurrent = types.SimpleNamespace(futures=types.SimpleNamespace(ThreadPoolExecutor=Pool))
+concurrent = types.SimpleNamespace(futures=types.SimpleNamespace(ThreadPoolExecutor=Pool, Future=Future))
