@@ -6,8 +6,9 @@ per call, so much per megabyte.
 """
 from __future__ import annotations
 
+import itertools
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Type
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Type
 
 import numpy as np
 
@@ -108,12 +109,17 @@ def _lines(method: Type[Method], floats: int) -> float:
     local = method.local_optimizer(options) is not None
     buckets = [_bucket(number, floats) for number in _copies(floats)]
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
-    share = 1 / max(method.intervals(options)) if method.takes == "weights" else 1.0  # of the iterations has one
+    every = max(method.intervals(options))
+    share = 1 / every if method.takes == "weights" else 1.0  # of the iterations has one
     holder = recorder(buckets, ring, answer)
     workers = [recorded(method, options, 2, bucket, holder, mx.nd.ones(floats), local, ring) for bucket in buckets]
-    return _timed([_bind(worker.iterate, grad, Step(t, 1e-6, 1e-6))
-                   for t in range(1, max(method.intervals(options)) + 1) for worker in workers
-                   if method.due(options, t, 0)]) * share
+    return _timed([_iterated(worker, grad, itertools.count(t, every)) for t in range(1, every + 1)
+                   for worker in workers if method.due(options, t, 0)]) * share
+
+
+def _iterated(worker: Any, grad: NDArray, ts: Iterator[int]) -> Callable[[], Any]:
+    """An iteration, each time a later one."""
+    return lambda: worker.iterate(grad, Step(next(ts), 1e-6, 1e-6))
 
 
 def _bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
