@@ -176,7 +176,8 @@ def test_workers_that_own_parts_send_as_a_ring_does_and_update_a_part_each() -> 
 
 
 def test_a_codec_on_servers_shortens_both_ways_and_takes_its_time_four_times_and_once_more() -> None:
-    """A quarter of a second each way, or a whole one back; 0.1 s each to encode and decode, and for the server's own copy of what it sent.
+    """A quarter of a second each way, or a whole one back; 0.1 s each to encode and decode, and for the server's own
+    copy of what it sent.
     """
     coded = {"codec": "quantize", "codec_weights": "quantize", "bucket_nbytes": 4 * FLOATS}
     found = paces("ssgd", "server", workers=1, compute=COMPUTE_3S, codecs={"quantize": "100.0016ms"}, options=coded)
