@@ -1,4 +1,4 @@
-"""The version of odsgd: that of both packages, which are installed together, and of the tag `vVERSION`."""
+"""The version of odsgd. Both packages have it, since they are installed together, and the tag `vVERSION`."""
 import subprocess
 from pathlib import Path
 

@@ -54,7 +54,7 @@ class Shared(events.TrainBegin, events.EpochEnd):  # type: ignore[name-defined]
 
 
 class OnBoard(events.TrainBegin, events.BatchEnd, events.EpochEnd):  # type: ignore[name-defined]
-    """For an Estimator: its training metrics every `interval` iterations, and those of its evaluation every epoch, go
+    """For an Estimator: its training metrics every `interval` iterations, and its evaluation's every epoch, go
     to TensorBoard (`odsgd.board`). Numbers are this worker's.
     """
 

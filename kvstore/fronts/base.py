@@ -118,7 +118,7 @@ class FrontEnd(Generic[L]):
 
     @property
     def iteration(self) -> int:
-        """Iterations done, with those that a loss scale has left out."""
+        """Iterations done, including the ones that a loss scale has left out."""
         return self.session.iteration
 
     # -- for a script ------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class CodedAnswer:
 class CodedBucket:
     """One bucket on a server: its workers' pushes, decoded, and the answers to them. No network, no clock.
 
-    A synchronous round adds in the order of the workers' ranks, whatever the order in which they come, so its bits are
+    A synchronous round adds in the order of the workers' ranks, in whatever order they come, so its bits are
     the same each time.
 
     pushed, stored : ``[ payload … | header ]``, as `Shard.handle_push` wants them

@@ -56,7 +56,7 @@ class AsyncReplica(Asynchronous):
         self.anchor = w.copy()
 
     def iterate(self, x: Array, step: Step) -> Array:
-        """The end of a round: `x` are the weights that the inner steps have come to; returns those of the next one."""
+        """The end of a round: `x` are the weights that the inner steps have come to; returns the next one's."""
         self.last_exchange = self.weights_holder.exchange(self.bucket, self.anchor - x, self.options.lr_outer)
         self.anchor[:] = self.last_exchange.result()
         return self.anchor

@@ -155,7 +155,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the steps of a job are like, for whoever plans or advises.
+    """What the steps of a job are like, for code that plans or advises.
 
     in_flight : gradients under way at a time, each taken on weights that the others have moved on since
     collected : pushes that servers collect for one update
@@ -230,7 +230,7 @@ class Method:
 
     @classmethod
     def fitted(cls, options: Any, parameters: int) -> Any:
-        """The options for a model of so many parameters."""
+        """The options for a model with this number of parameters."""
         return options
 
     @classmethod

@@ -64,7 +64,7 @@ class EagerReplica(Replica):
         self.b = w.zeros_like() if self.options.momentum else None
 
     def iterate(self, x: Array, step: Step) -> Array:
-        """The end of round t: `x` are the weights that the inner steps have come to; returns those of the next one."""
+        """The end of round t: `x` are the weights that the inner steps have come to; returns the next one's."""
         eta, mu = self.options.lr_outer, self.options.momentum
         theta, delta = self.last_exchange.result(), step.counts * (self.anchor - x)   # Theta(t-1), Delta_m(t)
         self.last_exchange = self.weights_holder.exchange(self.bucket, delta, eta)

@@ -1,4 +1,4 @@
-"""Does this method run here, with these options? Whoever asks gets the answer from this file."""
+"""Does this method run here, with these options? This file alone has the answer."""
 from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
 
 from kvstore.errors import ConfigError, shown, unknown

@@ -68,7 +68,7 @@ class QuorumRule(AsyncRule):
         return self.options.quorum < self.num_workers or worker_rank not in self._waiting()
 
     def _close(self, w: np.ndarray, at_least: int) -> None:
-        """Close the round if so many workers are in it; by a plan, if it is the next one there."""
+        """Close the round if this many workers are in it; by a plan, if it is the next one there."""
         ranks = self._waiting()
         if self.version < len(self._plan) and len(self.log[self.version][1]) < len(self._plan[self.version][1]):
             return

@@ -90,7 +90,7 @@ class Session:
     def use(self, optimizer: Optional[Optimizer]) -> None:
         """The global optimizer. Its settings travel to the servers, if there are any.
 
-        Where the method takes weights, it is that of this worker's own steps; None: the script takes them.
+        Where the method takes weights, it is the optimizer of this worker's own steps; None: the script takes them.
         """
         outer = self.method.outer_sgd(self.method.options)
         if outer is not None:
@@ -108,7 +108,7 @@ class Session:
             self._check_skips(self.local_optimizer)
 
     def _use_within(self, optimizer: Optional[Optimizer]) -> None:
-        """This worker's steps are those of a copy: the trainer goes on setting the rate and the scale of its own."""
+        """A copy takes this worker's steps: the trainer goes on setting the rate and the scale of its own."""
         if optimizer is not None:
             self.local_optimizer = optimizers.build(optimizers.describe(optimizer), trusted=True)
             self._check_skips(self.local_optimizer)

@@ -27,7 +27,7 @@ from kvstore.messages.seam import Pending, Ring, Traffic
 from kvstore.transports.rounds import on_ring
 
 ENDLESS = timedelta(days=365)
-"""gloo's own timeout: each store has a deadline of ours."""
+"""gloo's own timeout: each store has its own deadline."""
 LATE = ("another worker is late, stopped or unreachable, or has taken fewer steps and left. Check that all are alive, "
         "or raise `timeout_s`")
 NOTHING = (0, 0.0)
@@ -35,7 +35,7 @@ NOTHING = (0, 0.0)
 
 
 def there() -> bool:
-    """Whether this process belongs to a group of torch.distributed, and not to a job of ours."""
+    """Whether this process belongs to a group of torch.distributed, and not to a job of odsgd."""
     foreign = "TORCHELASTIC_RUN_ID" in os.environ or torch.distributed.is_initialized()
     return foreign and not environment.launched() and "DMLC_ROLE" not in os.environ
 

@@ -105,7 +105,7 @@ def _check_job() -> None:
 
 
 def _check_way() -> None:
-    """ConfigError if the descriptor is closed by which a worker of our launcher finds the others."""
+    """ConfigError if the descriptor is closed with which a worker of `odsgd launch` finds the others."""
     if environment.launched() and "PMI_FD" in os.environ:
         try:
             os.fstat(int(os.environ["PMI_FD"]))

@@ -28,7 +28,7 @@ def measured_pace(total: Callable[[np.ndarray], np.ndarray], num_workers: int) -
     """Seconds that a round takes for each byte of a worker's message, found by sums over the workers, which is what
     `total` makes. The same on all workers; collective, waits.
 
-    The fastest rounds count, since those that a busy machine holds up say nothing of links and servers.
+    The fastest rounds count: a round that a busy machine holds up says nothing about links and servers.
     """
     times: Dict[int, List[float]] = {size: [] for size in SUM_SIZES}
     spent = 0.0

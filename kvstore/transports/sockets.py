@@ -1,7 +1,7 @@
 """Parameter servers on sockets of our own, one connection between each worker and server (`courier`): no MXNet in it.
 
 Gradients leave from the array that the front end wrote them to, and the answer is received where it is read: no copy
-on either side. A sum over the workers goes by server 0, in pieces of `SUM_FLOATS`, two of them on their way.
+on either side. Server 0 makes sums over the workers, in pieces of `SUM_FLOATS`, two in flight at a time.
 """
 import collections
 import threading

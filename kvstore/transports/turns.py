@@ -1,4 +1,4 @@
-"""Workers as threads of one process, of which one runs at a time.
+"""Workers as threads of one process. One runs at a time.
 
 A thread yields only when it must wait, to the longest-waiting thread that can go on. MXNet's front end is not made for
 several threads, and a run is repeatable. If no thread can go on, that is an error at once.

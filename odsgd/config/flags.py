@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
                                        help=(field.metadata["help"] + _shown_default(field)).replace("%", "%%"))
 
     def read(self, argv: Sequence[str]) -> Dict[str, Any]:
-        """The values given on a command line, those of fields converted."""
+        """The values given on a command line. Values of fields are converted."""
         return {key: convert(self._fields[key], value, flag_of(self._fields[key])) if key in self._fields else value
                 for key, value in vars(self.parse_args(argv)).items()}
 

@@ -101,8 +101,8 @@ class TrainConfig(TrainOptions):
     def parse(argv: Sequence[str]) -> Tuple[Dict[str, Any], Optional[str], Dict[str, Any]]:
         """The options of a command line, each checked for itself; the file after ``--config``; and its values.
 
-        A method of the user's own is loaded first, so that its options are known. ``--help`` explains those of the
-        method that is asked for.
+        A method of the user's own is loaded first, so that its options are known. ``--help`` explains the
+        options of the method that is asked for.
         """
         config_file, file, asked = given(argv, "--config", "--method-file", "--kvstore")
         said = _lines(config_file) if config_file and os.path.exists(config_file) else {}

@@ -17,7 +17,7 @@ USAGE = """usage: odsgd trace merge DIR [-o FILE]
        odsgd trace draw DIR|FILE ... -o FIGURE.png [--iterations FIRST:STOP]
 
 Timelines of jobs that ran with `odsgd train --trace DIR`. DIR holds a file of
-each process; copy those of other hosts into it.
+each process; copy other hosts' files into it.
 
 merge    puts them into one file on one clock, for https://ui.perfetto.dev or
          chrome://tracing (default: DIR/{merged})

@@ -168,7 +168,7 @@ class TensorLane:
         return self._sample.changed()
 
     def holds(self, flat: NDArray) -> bool:
-        """Whether the parameters hold `flat`, whoever has written them."""
+        """Whether the parameters hold `flat`, no matter who has written them."""
         flat.wait_to_read()
         return all(torch.equal(_part(one.tensor.detach(), segment), view.to(one.tensor))
                    for view, (segment, one) in zip(self._views.of(flat), self.parts))

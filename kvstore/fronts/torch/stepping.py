@@ -14,7 +14,7 @@ from kvstore.fronts.torch.store import TorchStore
 
 
 class Stepping(Optimizer):
-    """The arguments of `Optimizer`; groups and state are those of `optimizer`, the script's."""
+    """The arguments of `Optimizer`; groups and state belong to `optimizer`, the script's."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, store: TorchStore) -> None:
         super().__init__(optimizer, model, store)

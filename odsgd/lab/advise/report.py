@@ -21,7 +21,7 @@ class Advice(NamedTuple):
     """What is said of one number of workers.
 
     predictions : the fastest first
-    first : the fastest of those that exchange in every iteration, if there are any
+    first : the fastest one that exchanges in every iteration, if there is one
     coded : the first that can have the codec float16, with it, where several workers are slower than one without
     now : the one that `changes` are told of
     beyond : in what the cluster lies outside of what was checked

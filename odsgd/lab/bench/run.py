@@ -168,7 +168,7 @@ def _last_lines(said: str) -> str:
 
 
 def _merged(by_worker: Sequence[Dict[str, Any]], servers: Sequence[List[Usage]]) -> Tuple[Any, ...]:
-    """The means over workers and over servers, of the time in which all workers had begun and none had ended.
+    """Means over workers and over servers, for the time when all workers had begun and none had ended.
 
     Without that, workers that do not wait for each other would have the links to themselves at the end.
     """

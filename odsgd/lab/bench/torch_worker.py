@@ -1,4 +1,4 @@
-"""One worker of a measured job, on PyTorch with a store of ours: ``python -m odsgd.lab.bench.torch_worker SPEC.json``.
+"""One worker of a measured job, on PyTorch with a store of odsgd: ``python -m odsgd.lab.bench.torch_worker SPEC.json``.
 
 On the accelerator of backward.py, as ddp.py. Every stint has a store of its own.
 """

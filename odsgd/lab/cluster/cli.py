@@ -32,7 +32,7 @@ their links as slow as you say. `run` runs a command on its launching machine;
 with --hosts it brings a cluster up for it, and takes it down after it.
 `@hosts` in the command becomes the path of the hosts file.
 
---like     the hosts are those of FILE, which describes a virtual cluster
+--like     takes the hosts of FILE, which describes a virtual cluster
            (docs/how-to/virtual.md): first its workers', then its servers',
            with links that carry its goodput
 --own-tmp  each host has an empty /tmp of its own
@@ -66,7 +66,7 @@ def up(argv: List[str]) -> int:
 
 
 def run(argv: List[str]) -> int:
-    """Run a command on a cluster that is up, or on one of its own."""
+    """Run a command on a cluster that is up, or bring one up for it."""
     parser = _parser(None, shape=True)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)

@@ -126,7 +126,7 @@ class Cluster:
               **options: Any) -> subprocess.Popen[Any]:
         """Start a command on the head, or on one host as ssh would; `@hosts` in it becomes the hosts file's path.
 
-        `env` comes on top of this process's environment; on a host, on top of a login's. `options` are those of
+        `env` comes on top of this process's environment; on a host, on top of a login's. `options` go to
         `subprocess.Popen`.
         """
         words = [self._word(word) for word in command]

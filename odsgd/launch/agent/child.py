@@ -117,7 +117,7 @@ def start(process: ProcessOrders, orders: Orders, folder: str, lost_file: Option
 
 
 def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]) -> Dict[str, str]:
-    """The agent's own variables, the job's, and those that only this host knows."""
+    """The agent's own variables, the job's, and variables that only this host knows."""
     inherited = {name: value for name, value in os.environ.items()
                  if name not in orders.drop and not MPI_PRIVATE.fullmatch(name)}
     env = {**inherited, **orders.env, **process.env}

@@ -122,7 +122,7 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
 def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int, others: bool = False) -> None:
     """Compare the files that this worker reads with their digests; `DamagedError` if they differ.
 
-    `others`: the workers are not those that saved, so that nobody reads a worker's part.
+    `others`: other workers saved it, so nobody reads a worker's part.
     """
     for name in [*([] if others else [worker_file(worker_rank)]), *([WEIGHTS, SERVERS] if worker_rank == 0 else [])]:
         verify(folder, name, manifest)

@@ -6,7 +6,7 @@
     sasgd_cnn       SASGD, Table I, with dropout; 506,378
     vgg_f           delayed weight update, section 3.2.1, with batch normalization; 60.9 million, 243 MB
 
-Else weights are drawn like those of all networks here (Xavier), inputs normalised like all. Where a paper leaves room,
+Otherwise weights are drawn as in all networks here (Xavier), inputs normalised alike. Where a paper leaves room,
 the function says what was chosen.
 """
 from __future__ import annotations

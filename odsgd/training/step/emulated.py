@@ -5,7 +5,7 @@
         device.iteration()      in place of record and backward
         trainer.step(batch)
 
-Forward and backward become operations of MXNet's engine that sleep. They wait as those of a GPU would. The
+Forward and backward become operations of MXNet's engine that sleep. They wait as a GPU's would. The
 forward pass of a layer reads that layer's weights, so it waits for them and for no others. The backward pass writes
 one gradient after the other, last layer first, when the readers of the last ones have done. A layer is one parameter,
 or whatever else the caller lists.
