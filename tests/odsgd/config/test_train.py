@@ -201,7 +201,7 @@ def test_mxnets_names_of_stores_become_ours(flags: str, kvstore: str, local: Opt
     ("--kvstore easgd --alpha 0.1 --beta 0.5", "beta has no meaning beside alpha"),
     ("--kvstore easgd --alpha 1", "--alpha: expected a number, at least 0 and below 1, got `1`"),
     ("--kvstore ssgd --codec 3bit", "--codec: unknown codec `3bit`; did you mean `2bit`?"),
-    ("--kvstore ssgd --codec-weights 2bit", "--codec-weights: unknown codec `2bit`. Known: float16, none"),
+    ("--kvstore ssgd --codec-weights 2bit", "--codec-weights: unknown codec `2bit`. Known: bfloat16, float16, none"),
     ("--kvstore ssgd --codec-threshold 0.1", "codec_threshold has no meaning with codec `none`; 2bit and"),
     ("--kvstore odsgd --transport ring --codec 1bit", "codec `1bit` needs servers: a ring encodes sums anew at every"),
     ("--transport ring --codec-weights float16", "codec_weights has no meaning on a ring, where no weights travel"),
