@@ -51,6 +51,8 @@ PLOT = ["matplotlib>=3.3"]
 # The first with Tensor.register_post_accumulate_grad_hook. Up to 2.2 it is compiled for NumPy 1, later for both.
 TORCH = ["torch>=2.1", "numpy>=1.22"]
 
+PYTEST = ["pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.79"]
+
 BOARD = ["tensorboardX>=2.6.2,<3"]  # the first without an upper bound on protobuf; has releases for every Python here
 
 # Of mkdocstrings and its parts the newest that each Python has; 0.26 is the last for 3.8.
@@ -91,7 +93,8 @@ setup(
         "plot": PLOT,
         "torch": TORCH,
         "board": BOARD,
-        "test": ["pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.79", *MPI, *PLOT, *BOARD],
+        "pytest": PYTEST,
+        "test": [*PYTEST, "scikit-learn>=1.0", *MPI, *PLOT, *BOARD],
         "check": [*CHECK, *DOCS],
         "docs": DOCS,
     },

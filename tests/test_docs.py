@@ -226,9 +226,9 @@ def nouns() -> List[str]:
 
 
 def classes() -> List[str]:
-    """Every class at the top of a module."""
+    """Every class at the top of a module, but for MXNet's twins of optimizers of ours."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for folder in ("kvstore", "odsgd")
-             for path in sorted((ROOT / folder).rglob("*.py"))]
+             for path in sorted((ROOT / folder).rglob("*.py")) if path.name != "compensated.py"]
     return [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
 
 

@@ -26,7 +26,7 @@ class Now(NamedTuple):
     t: int
 
 
-class Optimizer:
+class FlatOptimizer:
     """What sessions and servers ask of an optimizer, by MXNet's names. Keys of the multipliers are buckets."""
 
     clip_gradient: Optional[float] = None
@@ -53,7 +53,7 @@ class Optimizer:
         return self.wd * self.wd_mult.get(index, 1.0)
 
 
-class Formula(Optimizer):
+class Formula(FlatOptimizer):
     """An optimizer that looks at each element alone. Subclasses say what it remembers, and what a step is."""
 
     remembers: ClassVar[Tuple[str, ...]] = ()

@@ -22,7 +22,7 @@ from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
-from kvstore.optimizers.formulas import Optimizer
+from kvstore.optimizers.formulas import FlatOptimizer
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports import gloo
 
@@ -87,7 +87,7 @@ class TorchStore(FrontEnd[TensorLane]):
         return self.session.method.takes == "weights"
 
     def take(self, tensors: Mapping[str, torch.Tensor], parameters: Sequence[Parameter],
-             optimizer: Optional[Optimizer]) -> None:
+             optimizer: Optional[FlatOptimizer]) -> None:
         """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
         self._check_usable()
         if self._tensors:

@@ -9,16 +9,16 @@ import torch
 
 from kvstore.errors import ConfigError
 from kvstore.optimizers import torch_formulas
-from kvstore.optimizers.formulas import SGD, Optimizer
+from kvstore.optimizers.formulas import SGD, FlatOptimizer
 
 Group = Dict[str, Any]
-Make = Callable[[Group, Dict[str, float]], Optimizer]
+Make = Callable[[Group, Dict[str, float]], FlatOptimizer]
 """Makes the optimizer of a group's settings, and of those for rate and decay."""
 
 OF_A_GROUP = ("lr", "weight_decay")
 
 
-def _sgd(group: Group, common: Dict[str, float]) -> Optimizer:
+def _sgd(group: Group, common: Dict[str, float]) -> FlatOptimizer:
     if group["dampening"]:
         raise ConfigError(f"torch.optim.SGD has dampening {group['dampening']:g}, which the stores cannot apply; "
                           "expected 0")
@@ -27,20 +27,20 @@ def _sgd(group: Group, common: Dict[str, float]) -> Optimizer:
     return torch_formulas.HeavyBall(momentum=group["momentum"], nesterov=group["nesterov"], **common)
 
 
-def _adam(group: Group, common: Dict[str, float]) -> Optimizer:
+def _adam(group: Group, common: Dict[str, float]) -> FlatOptimizer:
     kind = torch_formulas.AdamW if group.get("decoupled_weight_decay") else torch_formulas.Adam
     return kind(float(group["betas"][0]), float(group["betas"][1]), group["eps"], **common)
 
 
-def _adamw(group: Group, common: Dict[str, float]) -> Optimizer:
+def _adamw(group: Group, common: Dict[str, float]) -> FlatOptimizer:
     return _adam({**group, "decoupled_weight_decay": True}, common)
 
 
-def _rmsprop(group: Group, common: Dict[str, float]) -> Optimizer:
+def _rmsprop(group: Group, common: Dict[str, float]) -> FlatOptimizer:
     return torch_formulas.RMSprop(group["alpha"], group["eps"], group["momentum"], group["centered"], **common)
 
 
-def _adagrad(group: Group, common: Dict[str, float]) -> Optimizer:
+def _adagrad(group: Group, common: Dict[str, float]) -> FlatOptimizer:
     return torch_formulas.Adagrad(group["lr_decay"], group["eps"], group["initial_accumulator_value"], **common)
 
 
@@ -49,7 +49,7 @@ KINDS: Dict[Type[torch.optim.Optimizer], Make] = {
     torch.optim.Adagrad: _adagrad}
 
 
-def translated(optimizer: torch.optim.Optimizer) -> Optimizer:
+def translated(optimizer: torch.optim.Optimizer) -> FlatOptimizer:
     """What is applied in place of `optimizer`, at the first group's rate and decay."""
     name, known = type(optimizer).__name__, ", ".join(kind.__name__ for kind in KINDS)
     if type(optimizer) not in KINDS:
