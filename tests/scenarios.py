@@ -382,7 +382,8 @@ CODED_SYNC: Dict[str, Scenario] = {
        for store in ("ssgd", "odsgd", "delayed") for way, options in WAYS.items()},
     "ssgd_2bit_tiny": Scenario("ssgd", {**WAYS["2bit"], "bucket_nbytes": 16}, optimizer_params=PLAIN),
     "odsgd_float16_tiny": Scenario("odsgd", {**LOCAL, **WAYS["float16"], "bucket_nbytes": 16}, optimizer_params=PLAIN),
-    "sparseloco": Scenario("sparseloco", {"H": 2, "k": 5, "codec_weights": "bfloat16"}, optimizer_params=MOMENTUM),
+    "sparseloco": Scenario("sparseloco", {**ONE, "H": 2, "k": 5, "codec_weights": "bfloat16"},
+                           optimizer_params=MOMENTUM),
     "ssgd_both_adam": Scenario("ssgd", {**ONE, **WAYS["both"]}, optimizer="adam", optimizer_params=PLAIN)}
 CODED_ASYNC: Dict[str, Scenario] = {
     f"{store}_{way}": dataclasses.replace(ASYNC[store], options={**ASYNC[store].options, **WAYS[way]},
