@@ -32,6 +32,7 @@ from odsgd.config.files import read_cluster, read_yaml_file
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.methods import MXNETS, store_named
 from odsgd.config.names import GLUON_MODELS
+from odsgd.config.other_words import AUTHORS, put_into_our_words
 from odsgd.config.train_options import DATASETS, VIRTUAL, TrainOptions
 from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
@@ -84,6 +85,7 @@ class TrainConfig(TrainOptions):
         ``--help`` prints and raises SystemExit(0); a mistake raises ConfigError, one line.
         """
         flags, config_file, said = cls.parse(argv)
+        put_into_our_words(flags)
         if "kvstore" in flags:  # perhaps with options, in the spelling of `odsgd launch --store`
             flags["kvstore"], options = fit.split(flags["kvstore"])
             flags = {**options, **flags}
@@ -112,7 +114,7 @@ class TrainConfig(TrainOptions):
             with contextlib.suppress(ConfigError):  # raised again later, with the option's name
                 method = algorithms.find(str(asked))  # perhaps another package's, with options of its own
         first = (*FIRST, *(name for name in (method.option_names() if method else ()) if name not in methods.COMMON))
-        return (*parse_flags(option_fields(), "odsgd train", argv, DESCRIPTION, first), said)
+        return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv, DESCRIPTION, first), said)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every option as JSON and YAML have it; ``TrainConfig(**config.to_dict()) == config``."""
