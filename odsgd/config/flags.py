@@ -11,7 +11,8 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Seque
 from kvstore.errors import ConfigError, shown
 from kvstore.options import FLAG, TrainingLength, convert
 
-ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay"}
+ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay",
+        "epochs": "epoch", "momentum_local": "mom-local"}
 """Words for the options that have a paper's letter."""
 
 ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc", "--ntasks"),

@@ -84,6 +84,10 @@ def test_underscores_of_a_value_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("flags, ours", [
+    ("--mode imperative", "--no-hybridize"),
+    ("--mode symbolic", ""),
+    ("--num-worker 12 --dataset cifar10 --data-dir here", "--dataset cifar10 --data-dir here"),
+    ("--num-worker 12 --dataset imagenet --data-dir here", "--data-threads 12 --dataset imagenet --data-dir here"),
     ("--optimizer_local CADCASGD", "--optimizer-local dcasgd_a"),
     ("--optimizer_local ADCASGD", "--optimizer-local dcasgd_a"),
     ("--optimizer_local DCASGD", "--optimizer-local dcasgd"),
@@ -118,6 +122,7 @@ def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     ("--optimizer sdg", "--optimizer: unknown optimizer `sdg`; did you mean `sgd`?"),
     ("--num-server 2", "unknown option `--num-server`; did you mean `--num-servers`, an option of `odsgd launch`?"),
     ("--hostfile hosts", "unknown option `--hostfile`: it is an option of `odsgd launch`."),
+    ("--mode fast", "--mode: unknown mode `fast`"),
     ("--optimizer-local dcasgd-c", "did you mean `dcasgd_c`?"),
     ("--on-nan ignore", "--on-nan: unknown answer `ignore`"),
     ("--kvstore odsdg", "unknown kvstore `odsdg`; did you mean `odsgd`?"),
@@ -465,7 +470,8 @@ def test_local_optimizers_include_those_of_the_paper() -> None:
     ("--kvstore easgd --interval 7", "--kvstore easgd --T 7"),
     ("--kvstore pipesgd --pipeline-depth 3", "--kvstore pipesgd --K 3"),
     ("--kvstore softsync --updates_per_round 2", "--kvstore softsync --n 2"),
-    ("--kvstore dcasgd_a --mean-square-decay=0.5", "--kvstore dcasgd_a --m 0.5")])
+    ("--kvstore dcasgd_a --mean-square-decay=0.5", "--kvstore dcasgd_a --m 0.5"),
+    ("--kvstore odsgd --epoch 3 --mom-local 0.5", "--kvstore odsgd --epochs 3 --momentum-local 0.5")])
 def test_the_papers_letters_have_words_beside_them(words: str, letters: str) -> None:
     assert from_flags(words) == from_flags(letters) != from_flags(" ".join(letters.split()[:2]))
 
