@@ -46,7 +46,11 @@ def test_staleness_is_measured_in_every_run(runs: Path, store: str) -> None:
     found = json.loads((runs / store / "staleness.json").read_text())
     iteration = last_record(runs / store, "end")["iteration"]
     exchanges = iteration // METHODS[store].intervals(METHODS[store].Options())[0]
-    assert found["updates_per_bucket"] == 2 * exchanges and found["updates_per_s"] > 0
+    if "quorum" in METHODS[store].option_names():  # a round takes one push or two, and fragments have their own turns
+        assert exchanges <= found["updates_per_bucket"] <= 2 * (exchanges + 1)
+    else:
+        assert found["updates_per_bucket"] == 2 * exchanges
+    assert found["updates_per_s"] > 0
     assert set(found["workers"]) == {"0", "1"} and 0 <= found["staleness_mean"] <= found["staleness_max"] > 0
     outer = METHODS[store].outer_sgd(METHODS[store].Options())
     assert found["pushes"] == sum(found["histogram"].values())
