@@ -223,6 +223,7 @@ def line(status: Facts, columns: int) -> str:
     epoch 3/20: 14% 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s, staleness 1.98]
     epoch 3/20: 14% 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s]
     """
+    columns = max(columns, 0)  # tqdm cuts wide characters for ever where there are less
     words, total = status["tail"].split(", "), status["total"]
 
     def drawn(form: Optional[str], kept: int, columns: Optional[int] = None) -> str:
