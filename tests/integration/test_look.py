@@ -90,7 +90,8 @@ def test_a_job_has_a_line_on_its_terminal_and_a_table_for_those_who_watch(tmp_pa
                             r"\d\.\d\d\]").group()
         assert len(line) < COLUMNS
         seen = watched(out)
-        while len(cells(seen)) < 3 or any("-" in (row[0], *row[2:7]) for row in cells(seen)[:2]):  # until rates can be told
+        # Until rates can be told; how far behind a worker is may not be.
+        while len(cells(seen)) < 3 or any("-" in (row[0], *row[2:7]) for row in cells(seen)[:2]):
             seen = watched(out)
         while job.read(time.monotonic() + PATIENCE_S):
             pass

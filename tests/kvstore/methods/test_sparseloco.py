@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("mxnet")
 
-import kvstore  # noqa: E402
-from kvstore.errors import ConfigError  # noqa: E402
-from kvstore.transports.in_process import Stage  # noqa: E402
-from tests import paper  # noqa: E402
-from tests.kvstore.methods.test_diloco import drawn, walk  # noqa: E402
+import kvstore
+from kvstore.errors import ConfigError
+from kvstore.transports.in_process import Stage
+from tests import paper
+from tests.kvstore.methods.test_diloco import drawn, walk
 
 SIZE = 5000  # two chunks
 W_0 = np.random.RandomState(1).normal(size=SIZE).astype(np.float32)
