@@ -307,7 +307,8 @@ class Largest(Codec):
 
     def __init__(self, each: float) -> None:
         self._each = int(each)
-        self._nbytes = -(-self._each * 3 // 2) + (8 + -(-self._each // 4) if self.few else 4 * self._each)
+        self._end = -(-self._each * 3 // 2)  # of the places; the values follow
+        self._nbytes = self._end + (8 + -(-self._each // 4) if self.few else 4 * self._each)
 
     def nbytes(self, size: int) -> int:
         return -(-size // self.CHUNK) * self._nbytes
@@ -322,31 +323,30 @@ class Largest(Codec):
         places = np.sort(first, axis=1)
         sent = np.take_along_axis(chunks, places, axis=1)
         parts = message.reshape(len(chunks), self._nbytes)
-        end = -(-self._each * 3 // 2)
         bits = np.unpackbits(places.astype(">u2").view(np.uint8).reshape(len(chunks), self._each, 2), axis=2)[:, :, 4:]
-        parts[:, :end] = np.packbits(bits.reshape(len(chunks), -1), axis=1)
+        parts[:, :self._end] = np.packbits(bits.reshape(len(chunks), -1), axis=1)
         if not self.few:
-            parts[:, end:] = sent.view(np.uint8)
+            parts[:, self._end:] = sent.view(np.uint8)
             return
         size = np.abs(sent)
         above = size > size.mean(axis=1, keepdims=True)
         levels = [np.where(which, size, 0).sum(axis=1) / np.maximum(which.sum(axis=1), 1) for which in (~above, above)]
-        parts[:, end:end + 8] = np.stack(levels, axis=1).astype(np.float32).view(np.uint8)
+        parts[:, self._end:self._end + 8] = np.stack(levels, axis=1).astype(np.float32).view(np.uint8)
         codes = np.stack([sent < 0, above], axis=2)
-        parts[:, end + 8:] = np.packbits(codes.reshape(len(chunks), -1), axis=1)
+        parts[:, self._end + 8:] = np.packbits(codes.reshape(len(chunks), -1), axis=1)
 
     def decode(self, message: np.ndarray, values: np.ndarray) -> None:
         chunks = np.zeros((-(-values.size // self.CHUNK), self.CHUNK), np.float32)
         parts = message.reshape(len(chunks), self._nbytes)
-        end = -(-self._each * 3 // 2)
-        bits = np.unpackbits(parts[:, :end], axis=1)[:, :12 * self._each].reshape(len(chunks), self._each, 12)
+        bits = np.unpackbits(parts[:, :self._end], axis=1)[:, :12 * self._each].reshape(len(chunks), self._each, 12)
         places = bits @ (1 << np.arange(11, -1, -1))
         if self.few:
-            levels = np.ascontiguousarray(parts[:, end:end + 8]).view(np.float32)
-            codes = np.unpackbits(parts[:, end + 8:], axis=1)[:, :2 * self._each].reshape(len(chunks), self._each, 2)
+            levels = np.ascontiguousarray(parts[:, self._end:self._end + 8]).view(np.float32)
+            codes = np.unpackbits(parts[:, self._end + 8:], axis=1)[:, :2 * self._each]
+            codes = codes.reshape(len(chunks), self._each, 2)
             sent = np.take_along_axis(levels, codes[:, :, 1].astype(np.intp), axis=1) * (1 - 2.0 * codes[:, :, 0])
         else:
-            sent = np.ascontiguousarray(parts[:, end:]).view(np.float32)
+            sent = np.ascontiguousarray(parts[:, self._end:]).view(np.float32)
         np.put_along_axis(chunks, places, sent.astype(np.float32), axis=1)
         values[:] = chunks.reshape(-1)[:values.size]
 

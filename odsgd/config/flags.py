@@ -13,7 +13,7 @@ from kvstore.options import FLAG, TrainingLength, convert
 
 ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay",
         "epochs": "epoch", "momentum_local": "mom-local"}
-"""Words for the options that have a paper's letter."""
+"""Options with a second flag: a word for a paper's letter, or the word of the OD-SGD authors' scripts."""
 
 ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc", "--ntasks"),
                              "-n, the number of workers"),

@@ -4,7 +4,7 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 
-pytest.importorskip("mxnet")
+pytest.importorskip("kvstore.engine._mxnet")
 
 import kvstore
 from kvstore.errors import ConfigError
