@@ -61,14 +61,18 @@ def _gather(transport: Totals, mine: np.ndarray) -> np.ndarray:
 
 
 def gather_texts(transport: Totals, mine: str) -> List[str]:
-    """Every worker's text; empty for one that the job has lost. Collective; waits."""
+    """Every worker's text; empty for one that the job has lost. Collective; waits.
+
+    A worker that is lost after the first sum leaves zeros in the second, where its text or the end of it would be.
+    """
     data = np.frombuffer(mine.encode(), np.uint8)
     lengths = np.zeros(transport.num_workers, np.float32)
     lengths[transport.worker_rank] = data.size
     lengths = transport.total(lengths).astype(int)
     padded = np.zeros(lengths.max(), np.uint8)
     padded[:data.size] = data
-    return [row[:length].tobytes().decode() for row, length in zip(_gather(transport, padded), lengths)]
+    texts = [row[:length] for row, length in zip(_gather(transport, padded), lengths)]
+    return [text.tobytes().decode() if text.all() else "" for text in texts]
 
 
 def from_worker_0(transport: Totals, data: bytes) -> bytes:

@@ -111,8 +111,8 @@ class Launch:
                       and not line.startswith("odsgd launch: warning: ")), None)
         return "" if start is None else "\n".join(self.errors[start:]).replace("odsgd launch: ", "")
 
-    def __str__(self) -> str:
-        return "\n".join([*self.output, "--", *self.errors])
+    def __repr__(self) -> str:
+        return "\n".join([*self.output, "--", *self.errors])  # what pytest shows beside a failed `wait`
 
     def __enter__(self) -> "Launch":
         return self

@@ -71,7 +71,8 @@ def test_a_worker_of_decoupled_diloco_that_dies_costs_its_own_rounds_and_nobody_
     for log in json.loads((tmp_path / "run" / "rounds.json").read_text()).values():
         members = [rank for ranks, _ in log for rank in ranks]
         sent = [members.count(rank) for rank in range(3)]
-        assert abs(sent[0] - sent[2]) <= 1 and sent[0] >= records[-1]["iteration"] // 6 - 1  # all that they have found
+        # All that the first of them found; of the other, what it sent before the first had ended: a round has two.
+        assert max(sent) >= records[-1]["iteration"] // 6 - 1 and min(sent[0], sent[2]) > 0.9 * max(sent)
         assert 0 < sent[1] < sent[0] and not any(1 in ranks for ranks, _ in log[-10:])
 
 
