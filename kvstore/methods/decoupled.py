@@ -78,7 +78,7 @@ class Learner(Asynchronous):
         if since != options.delay or not self.asked:
             return x
         self.anchor[:] = self.asked.popleft().result()
-        return options.share * x + (1 - options.share) * self.anchor if options.share else self.anchor
+        return options.mix * x + (1 - options.mix) * self.anchor if options.mix else self.anchor
 
     def global_weights(self, step: Step) -> Array:
         return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken(), ends=True).untaken()

@@ -74,7 +74,7 @@ class Replica(Worker):
         if since != options.delay:
             return x
         theta = self.last_exchange.result()                                                             # l.3
-        return options.share * x + (1 - options.share) * theta if options.share else theta
+        return options.mix * x + (1 - options.mix) * theta if options.mix else theta
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,9 @@ class DiLoCo(Method):
         mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own weights when it "
                                       "takes over the global ones", tunes=True, otherwise=f"{MIX} with a delay, else 0")
 
-        @property
-        def share(self) -> float:
-            """`mix`, or its default."""
-            return (MIX if self.delay else 0.0) if self.mix is None else self.mix
-
         def check(self) -> None:
             super().check()
+            self._set("mix", (MIX if self.delay else 0.0) if self.mix is None else self.mix)
             if self.delay >= self.H:
                 raise ConfigError(f"delay is {self.delay}, expected less than H, which is {self.H}: what comes of an "
                                   "exchange is applied before the next one")
