@@ -439,7 +439,8 @@ class DcAsgd(Asgd):
 
 @dataclass
 class AsyncDiloco(Asgd):
-    """Liu et al. 2024, Algorithm 3. `update` is not used; `inner[m]` is worker m's InnerOpt, `N` and `c` as there."""
+    """Liu et al. 2024, Algorithm 3. `update` is not used; `inner[m]` is worker m's InnerOpt, `N` and `c` as there, `v`
+    the workers' speeds."""
 
     inner: List[Any]
     H: int
@@ -447,6 +448,7 @@ class AsyncDiloco(Asgd):
     beta: float
     N: int
     c: float = 0.0
+    v: Any = (1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
         self.began = [self.W] * len(self.inner)
@@ -454,7 +456,7 @@ class AsyncDiloco(Asgd):
 
     def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
         x = self.inner[m](w, g, t, w)
-        if (t + 1) % self.H:
+        if (t + 1) % np.floor(self.v[m] / np.max(self.v) * self.H):
             return np.asarray(x)
         self.receive((self.began[m] - x).astype(F))
         self.began[m] = self.W

@@ -308,6 +308,8 @@ ASYNC: Dict[str, Scenario] = {
                                   optimizer_params=MOMENTUM, order=ORDER),
     "async_diloco_c": Scenario("async_diloco", {"H": 2, "momentum_outer": 0.9, "N": 3, "c": 0.25},
                                optimizer_params=DECAY, order=ORDER, lr_at={"3": 0.02}, multipliers=MULT),
+    "async_diloco_dylu": Scenario("async_diloco", {"H": 3, "dylu": [0.5, 1.0, 0.75]}, optimizer_params=PLAIN,
+                                  order=ORDER),
     "async_diloco_1": Scenario("async_diloco", {"H": 1, "lr_outer": 0.1, "N": 1}, optimizer_params={
         "learning_rate": 1.0}, order=ORDER),
     "decoupled": Scenario("decoupled", {**STREAMING, "H": 3}, optimizer_params=MOMENTUM, order=ORDER),

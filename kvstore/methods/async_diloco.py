@@ -15,6 +15,8 @@ too long a way. So the servers apply each of them at once, and move their moment
     m, beta    m               the momentum and its factor, momentum_outer
     epsilon    header.lr       lr_outer
     c          c               the share of the momentum's step that is taken with each outer gradient; 0 to 1 / N
+    v_w        dylu            how fast worker w is, in any unit
+    H_w        of_worker       its steps between two outer gradients: floor(H v_w / max v), 1 at least
 
 How the loop is cut. The worker's as in `diloco`. The server's, for one bucket:
 
@@ -28,13 +30,14 @@ How the loop is cut. The worker's as in `diloco`. The server's, for one bucket:
 N = 1 and c = 0 are Nesterov's momentum with each outer gradient.
 
 Reading: a step of U, plain SGD, along what stands in the brackets; so a version is one outer gradient.
-Deviation: all workers have the same H. The paper's dynamic local updates (DyLU) give slower ones fewer steps.
+Reading: the paper measures v (dynamic local updates, DyLU). Then a clock would decide bits, so here v is given, by
+rank; without it all take H steps.
 Readings of `diloco` on BatchNorm and momentum hold here. ``on_nan="skip"`` leaves a worker's round out: it goes on from
 the global weights.
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, the momentum at 0; what a worker had
-found since it sent last is lost. N = M follows the number of workers.
+found since it sent last is lost. N = M follows the number of workers, and `dylu` is by the ranks there are then.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional, Tuple
 
 import numpy as np
@@ -44,7 +47,7 @@ from kvstore.messages.seam import Array
 from kvstore.methods.asgd import Asynchronous, AsyncRule
 from kvstore.methods.contract import Step
 from kvstore.methods.diloco import DiLoCo, OuterOptions
-from kvstore.options import integer, option, real
+from kvstore.options import integer, option, real, several
 
 
 class AsyncReplica(Asynchronous):
@@ -105,11 +108,22 @@ class AsyncDiLoCo(DiLoCo):
                                   tunes=True, otherwise="the number of workers")
         c: float = option(0.0, real(at_least=0, at_most=1), "share of the momentum's step that each outer gradient "
                           "takes; at most 1 / N", tunes=True)
+        dylu: Optional[Tuple[float, ...]] = option(None, several(real(above=0)), "how fast workers are, by rank, in "
+                                                   "any unit; the fastest takes H steps, others fewer, so that all "
+                                                   "send equally often", otherwise="all take H")
 
     def check(self) -> None:
         N = self.options.N or self.num_workers
         if self.options.c > 1 / N:
             raise ConfigError(f"c is {self.options.c:g}, expected at most 1 / N, and N is {N}")
+        speeds = self.options.dylu
+        if speeds and len(speeds) < self.num_workers:
+            raise ConfigError(f"dylu has {len(speeds)} speeds, and the job has {self.num_workers} workers")
+
+    @classmethod
+    def of_worker(cls, options: Any, worker_rank: int) -> Any:
+        v = options.dylu
+        return replace(options, H=max(1, int(options.H * v[worker_rank] / max(v)))) if v else options
 
     @classmethod
     def outer_sgd(cls, options: Any) -> Optional[Tuple[float, float]]:

@@ -234,6 +234,11 @@ class Method:
         return options
 
     @classmethod
+    def of_worker(cls, options: Any, worker_rank: int) -> Any:
+        """The options by which the turns of one worker are `due`, where an asynchronous method has some more often."""
+        return options
+
+    @classmethod
     def due(cls, options: Any, t: int, fragment: int) -> bool:
         """Whether `Worker.iterate` has its turn in iteration `t`, for buckets of this fragment."""
         return cls.takes == "gradients" or t % cls.intervals(options)[0] == 0

@@ -165,6 +165,7 @@ class Session:
         """Lay out the buckets. The last parameters come first, since their gradients appear first."""
         method, M = type(self.method), self.transport.num_workers
         self.method = method(method.fitted(self.method.options, len(parameters)), M)
+        self._own_options = method.of_worker(self.method.options, self.transport.worker_rank)
         parameters = in_fragments(parameters, method.fragments(self.method.options))
         used = [self.global_optimizer, *([] if self.local_optimizer is None else [self.local_optimizer])]
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
@@ -335,8 +336,8 @@ class Session:
 
     def due(self) -> List[int]:
         """The fragments for which the method has its turn in this iteration."""
-        method, options = self.method, self.method.options
-        return [one for one in range(method.fragments(options)) if method.due(options, self.step.t, one)]
+        method, own = self.method, self._own_options
+        return [one for one in range(method.fragments(own)) if method.due(own, self.step.t, one)]
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
         """The same where the method takes weights and its turn has come: `x` are this worker's."""

@@ -218,7 +218,7 @@ class Simulation:
         worker = self._workers[m]
         t = worker.begun[0]
         _, _, worker.grads, worker.computed = self.passes.times(m, t, worker.computed, worker.weights)
-        worker.busy, worker.program = len(self.buckets), self.programs.of(t)
+        worker.busy, worker.program = len(self.buckets), self.programs.of(t, m)
         self._next_gradients(worker, 0)
 
     def _next_gradients(self, worker: WorkerTimes, group: int) -> None:

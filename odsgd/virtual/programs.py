@@ -9,7 +9,7 @@ order in which it is asked. Of a bucket and an iteration comes
     await n               what follows needs the answer
     step                  an optimizer runs on the worker
 
-All workers run the same lines, so one program serves all of them; times are no part of it.
+All workers run the same lines, so one program serves all whose turns come alike; times are no part of it.
 """
 from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
@@ -39,7 +39,7 @@ Program = List[List[Op]]
 
 
 class Programs:
-    """The programs of a job, iteration after iteration.
+    """The programs of a job, by worker.
 
     Parameters
     ----------
@@ -49,35 +49,52 @@ class Programs:
     ring : whether workers add, or ask servers
     window_nbytes : how many bytes of a synchronous job may be in flight to one server; None: no bound
 
-    The first iteration asked for is the first that is let run; what a resumed job asked for before has been answered.
     """
 
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  local: bool, ring: bool, window_nbytes: Optional[float] = None) -> None:
-        self._method, self._options, self._buckets = method, options, list(buckets)
-        self._holder = recorder(buckets, ring, engine.zeros(1), window_nbytes)
-        self._next, self._made = 0, {}  # type: int, Dict[int, Program]
-        self._workers = [recorded(method, options, num_workers, bucket, self._holder, engine.zeros(1), local, ring)
-                         for bucket in self._buckets]
+        own = [method.of_worker(options, rank) for rank in range(num_workers)]
+        self._kinds = {each: _Programs(method, each, num_workers, buckets, local, ring, window_nbytes)
+                       for each in set(own)}
+        self._by_rank = [self._kinds[each] for each in own]
 
-    def of(self, t: int) -> Program:
+    def of(self, t: int, worker_rank: int = 0) -> Program:
         """That of iteration `t`."""
-        self._next = self._next or t
-        while self._next <= t:
-            self._made[self._next] = [self._record(worker, self._next) for worker in self._workers]
-            self._next += 1
-        return self._made[t]
+        return self._by_rank[worker_rank].of(t)
 
     def arrays(self) -> int:
         """How many arrays as long as its bucket a worker of the method keeps; answers in flight are not its own."""
-        worker = self._workers[0]
+        worker = self._by_rank[0].workers[0]
         kept = [getattr(worker, name) for name in worker.arrays]
         return sum(len(value) if isinstance(value, list) else value is not None for value in kept
                    if not isinstance(value, deque))
 
     def forget(self, t: int) -> None:
         """Iterations up to `t` are over."""
-        self._made = {number: program for number, program in self._made.items() if number > t}
+        for kind in self._kinds.values():
+            kind.made = {number: program for number, program in kind.made.items() if number > t}
+
+
+class _Programs:
+    """Those of workers whose turns come alike, iteration after iteration.
+
+    The first iteration asked for is the first that is let run; what a resumed job asked for before has been answered.
+    """
+
+    def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
+                 local: bool, ring: bool, window_nbytes: Optional[float]) -> None:
+        self._method, self._options = method, options
+        self._holder = recorder(buckets, ring, engine.zeros(1), window_nbytes)
+        self._next, self.made = 0, {}  # type: int, Dict[int, Program]
+        self.workers = [recorded(method, options, num_workers, bucket, self._holder, engine.zeros(1), local, ring)
+                        for bucket in buckets]
+
+    def of(self, t: int) -> Program:
+        self._next = self._next or t
+        while self._next <= t:
+            self.made[self._next] = [self._record(worker, self._next) for worker in self.workers]
+            self._next += 1
+        return self.made[t]
 
     def _record(self, worker: Worker, t: int) -> List[Op]:
         self._holder.ops = [Op("step")] if self._method.takes == "weights" else []  # the trainer's optimizer's

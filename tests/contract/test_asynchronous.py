@@ -29,7 +29,7 @@ def method(scenario: Scenario, workers: int) -> Any:
     if scenario.store == "async_diloco":
         return paper.AsyncDiloco(w_0, None, [copy.deepcopy(update) for _ in range(workers)], options["H"],
                                  options.get("lr_outer", 0.7), options.get("momentum_outer", 0.0),
-                                 options.get("N", workers), options.get("c", 0.0))
+                                 options.get("N", workers), options.get("c", 0.0), options.get("dylu", (1, 1, 1)))
     if scenario.store == "decoupled":
         parts = FRAGMENTS if options["fragments"] == 2 else [slice(0, SIZE)]
         delay, ends = options["delay"], np.cumsum([0, *(np.prod(shape) for shape in SHAPES.values())])

@@ -250,6 +250,20 @@ def test_the_order_at_a_servers_rule_is_that_of_the_times() -> None:
     assert list(order)[:6] == [2, 1, 2, 2, 0, 1]  # their pushes are there after 6, 11, 13, 20, 21 and 23 s
 
 
+@pytest.mark.parametrize("dylu, sent", [(None, [0, 1, 0, 1, 2, 2]), ([1.0, 1.0, 0.25], [0, 1, 2, 0, 1, *6 * [2], 2])])
+def test_a_slow_worker_that_takes_fewer_steps_sends_when_the_others_do(dylu: Any, sent: List[int]) -> None:
+    """8 steps, H is 4, and for the slow worker 1."""
+    compute = {"iteration": "10s", "speeds": {2: 0.25}}
+    simulation = job("async_diloco", workers=3, compute=compute, options={"H": 4, "dylu": dylu})
+    for m in range(3):
+        for t in range(1, 9):
+            simulation.begin(m, t)
+        simulation.rest(m)
+    simulation.met()
+    order, = simulation.order.values()
+    assert list(order) == sent
+
+
 def test_time_does_not_go_on_while_a_worker_may_begin_something_earlier() -> None:
     simulation = job("asgd", workers=2, compute=COMPUTE_3S, made_by=Simulation)
     simulation.begin(0, 1)
