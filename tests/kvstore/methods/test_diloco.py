@@ -244,7 +244,8 @@ def test_options_out_of_range_are_refused_in_a_line(given: Dict[str, Any], says:
                              ("eager", {"on_nan": "skip"}, "on_nan `skip` leaves a round out"),
                              ("diloco", {"H": 2, "delay": 2}, "delay is 2, expected less than H, which is 2"),
                              ("async_diloco", {"N": 3, "c": 0.5}, "c is 0.5, expected at most 1 / N, and N is 3"),
-                             ("async_diloco", {"dylu": [0]}, "dylu.*above 0"), ("async_diloco", {"uneven": "join"}, "whose workers wait for nobody"),
+                             ("async_diloco", {"dylu": [0]}, "dylu.*above 0"),
+                             ("async_diloco", {"uneven": "join"}, "whose workers wait for nobody"),
                              ("diloco", {"mix": 1.5}, "mix.*expected"), ("diloco", {"delay": -1}, "delay.*expected")):
         with pytest.raises(ConfigError, match=said):
             kvstore.create(name, Stage(1).worker(0), **more)
