@@ -44,7 +44,7 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
     transport
         ``server``, ``ring`` or ``sharded``, where a store runs on it; or a `Transport` of your own. None: the store's
         default, which is the job's parameter servers, and the ring of its workers for ``sasgd``, ``dsync``,
-        ``pipesgd``
+        ``pipesgd``, ``acco``
     options
         see the ``Options`` of the algorithm's file in `kvstore.methods`
     """

@@ -256,6 +256,21 @@ class CodedTurns:
 
 # -- collective ----------------------------------------------------------------------------------------------------
 
+def acco(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any) -> Path:
+    """Nabli et al. 2024, with equal batches: `path[t]` is theta~ where t is even, and theta where it is odd."""
+    theta, path, path_global = w_0, [w_0], [w_0]
+    g: List[np.ndarray] = []
+    for t in range(iterations):
+        g.append(mean([gradient(m, t, path[t]) for m in range(num_workers)]))
+        if t % 2:
+            path.append(copy.deepcopy(update)(theta, g[t - 1], t, theta))
+        else:
+            theta = update(theta, mean(g[t - 2:t]), t, theta) if t else theta
+            path.append(theta)
+        path_global.append(theta)
+    return [[one] * num_workers for one in path], path_global
+
+
 def sasgd(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, T: int, gamma: Any, gamma_p: Any,
           wd: Any = 0.0) -> Path:
     """Cong et al. 2017, Algorithm 1. Rates are functions of the iteration and may be arrays.

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterable, Type
 
 from kvstore.errors import ConfigError, unknown
 from kvstore.methods import form
+from kvstore.methods.acco import ACCO
 from kvstore.methods.asgd import ASGD
 from kvstore.methods.async_diloco import AsyncDiLoCo
 from kvstore.methods.contract import Method
@@ -30,7 +31,7 @@ from kvstore.methods.sync import SSGD, Local
 
 METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
     Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD,
-    DiLoCo, Eager, AsyncDiLoCo, Decoupled, SparseLoCo)}
+    ACCO, DiLoCo, Eager, AsyncDiLoCo, Decoupled, SparseLoCo)}
 
 
 def register_method(method: Type[Method]) -> Type[Method]:

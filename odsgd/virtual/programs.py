@@ -113,6 +113,8 @@ class _Stepped(Update):
         self._holder.ops.append(Op("step"))
         return w if out is None else out
 
+    trial = __call__
+
     def start(self, w: Array) -> None:
         """Nothing to begin."""
 

@@ -38,7 +38,7 @@ FEW: Dict[str, List[str]] = {
               "softsync", "softsync_1", "downpour", "downpour_apart", "easgd", "easgd_alone", "eamsgd",
               "async_diloco", "async_diloco_tiny", "async_diloco_1", "asgd_plain", "decoupled", "decoupled_1"],
     "ring": ["gluon", "gluon_adam", "dsync", "dsync_adam", "dsync_tiny", "dsync_two_devices", "dsync_quantize",
-             "pipesgd_1_quantize", "pipesgd_3", "pipesgd_truncate", "sasgd_3", "sasgd_tiny", "delayed", "odsgd",
+             "pipesgd_1_quantize", "pipesgd_3", "acco", "pipesgd_truncate", "sasgd_3", "sasgd_tiny", "delayed", "odsgd",
              "odsgd_tiny", "odsgd_none", "long_truncate", "diloco", "eager", "streaming"],
     "coded": ["ssgd_truncate", "ssgd_2bit", "ssgd_2bit_tiny", "ssgd_back", "ssgd_both_adam", "odsgd_float16",
               "odsgd_float16_tiny", "odsgd_1bit", "odsgd_both_2bit", "delayed_quantize", "delayed_both"],

@@ -34,6 +34,9 @@ def collective(scenario: Scenario, workers: int) -> paper.Path:
                            lambda t: paper.F(gamma(t) / workers if gamma_p is None else gamma_p * lr(t) / lr(0))
                            * lr_mult, wd)
     handed_in = summed(gradient, workers) if options.get("reduction") == "sum" else gradient
+    if scenario.store == "acco":
+        return paper.acco(handed_in, initial(), workers, scenario.iterations, changing(scenario, paper.Sgd(
+            lr, params.get("momentum", 0), wd, lr_mult=lr_mult)))
     K = 1 if scenario.store == "dsync" else options.get("K", 2)
     update = changing(scenario, paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult), delay=K - 1)
     return paper.pipe_sgd(handed_in, initial(), workers, scenario.iterations, update, K, options.get("warmup", 0))
@@ -71,7 +74,7 @@ def test_the_scenarios_tell_neighbouring_methods_apart(ring_job: Job) -> None:
         pytest.skip("one worker is plain SGD with most of them")
     different = ["dsync", "dsync_plain", "dsync_adam", "dsync_schedule", "dsync_mult", "pipesgd", "pipesgd_plain",
                  "pipesgd_lr_at", "pipesgd_3", "pipesgd_warmup", "pipesgd_truncate", "pipesgd_quantize", "sasgd_decay",
-                 "sasgd_3", "sasgd_rates", "sasgd_local", "odsgd", "odsgd_a"]
+                 "sasgd_3", "sasgd_rates", "sasgd_local", "odsgd", "odsgd_a", "acco"]
     for i, one in enumerate(different):
         for other in different[i + 1:]:
             gap = np.abs(ring_job[0][f"{one}/path"] - ring_job[0][f"{other}/path"]).max()
@@ -119,6 +122,7 @@ def test_pipe_sgd_of_two_is_the_delayed_update(ring_job: Job, names: Tuple[str, 
 
 
 @pytest.mark.parametrize("ring_job, names", on(RINGS, "ring", [
+    ("acco_tiny", "acco"),
     ("dsync_tiny", "dsync"), ("sasgd_tiny", "sasgd_3"), ("odsgd_tiny", "odsgd"), ("dsync_two_devices", "dsync")]),
     indirect=["ring_job"])
 def test_layouts_make_no_difference(ring_job: Job, names: Tuple[str, str]) -> None:

@@ -109,7 +109,7 @@ def test_the_memory_report_names_what_a_method_declares(name: str) -> None:
                   "theta: the global weights that the last exchange brought",
                   "in flight: what the next one sends and brings"}
     assert set(counted) - {"residual: what the codec has left of the gradients"} == there
-    assert all(nbytes == 4 * SIZE for label, nbytes in counted.items()), counted
+    assert all(nbytes in (4 * SIZE, 8 * SIZE) for nbytes in counted.values()), counted  # acco has two sums in flight
 
 
 def test_the_memory_report_counts_every_sum_in_flight_and_the_local_optimizer() -> None:
@@ -148,7 +148,7 @@ def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum() -
 @pytest.mark.parametrize("name, settings", [
     ("odsgd", {"warmup": 0, "momentum_local": 0.5}), ("odsgd", {"warmup": 0, "optimizer_local": "dcasgd_a"}),
     ("dcasgd_a", {}), ("softsync", {}), ("downpour", {"T": 2}), ("eamsgd", {"T": 2, "alpha": 0.2}), ("sasgd", {"T": 2}),
-    ("pipesgd", {"K": 3})])
+    ("pipesgd", {"K": 3}), ("acco", {})])
 def test_what_each_worker_kept_begins_anew_with_fewer_of_them(name: str, settings: Dict[str, Any]) -> None:
     """Two that go on where three were do what two would that had begun with those weights."""
     before = states_after(3, name, steps=4, **settings)[0]
@@ -162,7 +162,7 @@ def test_what_each_worker_kept_begins_anew_with_fewer_of_them(name: str, setting
 
 @pytest.mark.parametrize("name, settings", [
     ("dcasgd_a", {"momentum": 0.5}), ("softsync", {"n": 1}), ("downpour", {"T": 2}), ("eamsgd", {"T": 2}),
-    ("sasgd", {"T": 2}), ("pipesgd", {"K": 3}), ("odsgd", {"warmup": 1, "momentum_local": 0.5})])
+    ("sasgd", {"T": 2}), ("pipesgd", {"K": 3}), ("acco", {}), ("odsgd", {"warmup": 1, "momentum_local": 0.5})])
 def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up(name: str,
                                                                                  settings: Dict[str, Any]) -> None:
     states, stage = states_after(2, name, steps=3, **settings), Stage(2)

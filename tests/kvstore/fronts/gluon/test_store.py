@@ -579,6 +579,25 @@ def test_pipe_sgd_follows_the_hand_computed_path() -> None:
     assert [own for _, own in ring_path("dsync", (0, 2), 3)[1]] == [2.5, 1.75, 1.375]
 
 
+def test_acco_follows_the_hand_computed_path() -> None:
+    """Gradients at w: w - m, and 1 more in the second iteration of two. W_0 = 4, rate 1/2.
+
+        theta       g~ there    guess   g       theta then
+        4           3           2.5     4       4 - 3.5 / 2         = 2.25
+        2.25        1.5         1.5     2.25    2.25 - 1.875 / 2    = 1.3125
+    """
+    def work(transport: Transport) -> List[float]:
+        store = make("acco", transport=transport, optimizer=lambda: mx.optimizer.SGD(learning_rate=0.5))
+        w, seen = mx.nd.array([4.0]), []
+        store.broadcast("w", w, w)
+        for t in range(5):
+            store.pushpull("w", w - 2 * transport.worker_rank + t % 2, w)
+            seen.append(w.asscalar())
+        return seen
+    cluster = Stage(2)
+    assert cluster.run(work, cluster.ring_worker) == [[4.0, 2.5, 2.25, 1.5, 1.3125]] * 2
+
+
 def test_momentum_waits_for_the_first_sum_and_a_rate_goes_with_its_gradient() -> None:
     def momentum() -> Any:
         return mx.optimizer.SGD(learning_rate=0.5, momentum=0.5, wd=0.5)
@@ -613,7 +632,8 @@ def test_rates_that_differed_once_are_told_apart_though_the_last_ones_agree() ->
         cluster.run(work, cluster.ring_worker)
 
 
-@pytest.mark.parametrize("name, options", [("sasgd", {"T": 3}), ("pipesgd", {"K": 3}), ("odsgd", {"warmup": 2})])
+@pytest.mark.parametrize("name, options", [("sasgd", {"T": 3}), ("pipesgd", {"K": 3}), ("acco", {}),
+                                           ("odsgd", {"warmup": 2})])
 def test_a_ring_goes_on_from_a_saved_state_to_the_same_bits(name: str, options: Dict[str, Any]) -> None:
     def run(steps: int, saved: Sequence[Optional[Tuple[Saved, Saved]]] = (None, None)) -> List[Any]:
         cluster = Stage(2)
