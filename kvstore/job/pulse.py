@@ -33,7 +33,7 @@ class Pulse:
         """Iterations begun by a worker, messages and commands carried out by a server."""
         self.moves = 0
         """How often `at` has changed."""
-        self.part = 0
+        self.substep = 0
         """What moves on while `at` stands: batches of an evaluation."""
         self.asynchronous = False
         """Whether the workers may be at different iterations."""
@@ -70,7 +70,7 @@ class Pulse:
     def state(self) -> Dict[str, Any]:
         """One beat. Serving is not waiting, whatever a server waits for otherwise."""
         waits_s = None if self.activity == "serving" else self._waiting()
-        return {"at": self.at, "moves": self.moves, "part": self.part, "activity": self.activity,
+        return {"at": self.at, "moves": self.moves, "substep": self.substep, "activity": self.activity,
                 "asynchronous": self.asynchronous, "waits_s": None if waits_s is None else round(waits_s, 1),
                 "nbytes": self.nbytes, **self._more()}
 

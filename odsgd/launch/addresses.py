@@ -57,14 +57,14 @@ def address_towards(name: str) -> Optional[str]:
             return None
 
 
-def node_host(name: str, root_uri: str) -> Optional[str]:
+def node_host(name: str, scheduler_host: str) -> Optional[str]:
     """The address that a process on host `name` binds and advertises; None: its agent finds it there.
 
     None if this machine does not know the name, and for a loopback address (many machines list their own name as
     127.0.1.1) in a job of several machines: the others could not connect to it.
     """
     address = numeric(name)
-    if address is None or (is_loopback(address) and not is_loopback(root_uri)):
+    if address is None or (is_loopback(address) and not is_loopback(scheduler_host)):
         return None
     return address
 

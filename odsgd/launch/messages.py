@@ -145,10 +145,10 @@ class AgentSignalled(Message):
 
 @dataclass(frozen=True)
 class TunnelListens(Message):
-    """The tunnel's address. Agents of the same `place` share the folder or network of their sockets."""
+    """The tunnel's address. Agents of the same `socket_namespace` share the folder or network of their sockets."""
 
     address: str
-    place: str
+    socket_namespace: str
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Plan(NamedTuple):
 
     processes: List[Process]
     secret: str
-    root: Tuple[str, int]
+    scheduler_address: Tuple[str, int]
     """Address and port of the scheduler, or where one would be."""
     certificate: str = ""
     """The certificate of the job's tunnel, with its key; empty without a tunnel."""
@@ -124,19 +124,16 @@ class Plan(NamedTuple):
         return [process for process in self.processes if process.host == host]
 
 
-def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: str = "", saved: int = 0) -> Plan:
-    """Place every process of the job and write out its environment.
-
-    `restarts`: how often the job has been started before; `saved`: the iteration of its last checkpoint.
-    """
-    by_file = meets_by_file(job)
-    if by_file:
-        root = (root[0], new_number())
+def make_plan(job: Job, scheduler_address: Tuple[str, int], attempts_before: int = 0, certificate: str = "",
+              saved: int = 0) -> Plan:
+    """Place every process of the job and write out its environment. `saved`: the iteration of its last checkpoint."""
+    by_file, (scheduler_host, port) = meets_by_file(job), scheduler_address
+    port = new_number() if by_file else port
     worker_hosts, server_hosts = place(job)
     secret = job.secret or secrets.token_hex(32)
-    common = _common_env(job, root, secret)
-    if restarts:
-        common.update(ODSGD_RESTARTS=str(restarts), ODSGD_SAVED=str(saved))
+    common = _common_env(job, scheduler_host, port, secret)
+    if attempts_before:
+        common.update(ODSGD_RESTARTS=str(attempts_before), ODSGD_SAVED=str(saved))
     if job.most_workers:
         common["ODSGD_MOST_WORKERS"] = str(job.most_workers)
     python = sys.executable if job.launcher == "local" else job.remote_python
@@ -145,22 +142,22 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: s
     worker = (python, *job.command) if job.command[0].endswith(".py") else job.command
 
     def process(role: str, rank: int, host: Host, command: Tuple[str, ...], env: Mapping[str, str]) -> Process:
-        mine = _identity(job, role, rank, host, root[0])
+        mine = _identity(job, role, rank, host, scheduler_host)
         if by_file:
-            mine["PORT"] = str(root[1] if role == "scheduler" else new_number())
+            mine["PORT"] = str(port if role == "scheduler" else new_number())
             if role == "server":
                 mine["ODSGD_COURIERS"] = os.path.join(SOCKETS, str(new_number()))
         return Process(role, rank, host, command, {**common, **env, **mine})
 
-    processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
+    processes = [process("scheduler", 0, Host(scheduler_host, here=True), scheduler, {})] if job.num_servers else []
     processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
     standing_in = {"ODSGD_STORE": job.store} if job.store not in (None, NO_STORE) else {}
     ports = new_ports(job.num_workers)
-    master = {**_master(job, worker_hosts[0], root[0]), **job.env}
+    master = {**_master(job, worker_hosts[0], scheduler_host), **job.env}
     processes += [process("worker", rank, host, worker, {**master, **job.env_worker, **standing_in, **group,
                                                          **_meeting(job, rank, ports)})
                   for rank, (host, group) in enumerate(zip(worker_hosts, _groups(job, worker_hosts)))]
-    return Plan(processes, secret, root, certificate)
+    return Plan(processes, secret, (scheduler_host, port), certificate)
 
 
 def place(job: Job) -> Tuple[List[Host], List[Host]]:
@@ -238,10 +235,10 @@ def package_path(job: Job) -> str:
     return os.pathsep.join(elsewhere(entry, job) for entry in entries)
 
 
-def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
+def _common_env(job: Job, scheduler_host: str, port: int, secret: str) -> Dict[str, str]:
     inherited = {} if job.launcher in ("local", "kubernetes") else forwarded(os.environ)  # a pod has what it needs
     env = {"PYTHONUNBUFFERED": "1", **inherited, **job.env}  # a line should be seen when it is printed
-    env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else root[0], DMLC_PS_ROOT_PORT=str(root[1]),
+    env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else scheduler_host, DMLC_PS_ROOT_PORT=str(port),
                DMLC_NUM_WORKER=str(job.num_workers),
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
     if job.num_servers and (job.wire or _usual_wire()) == "sockets":
@@ -260,10 +257,11 @@ def _usual_wire() -> str:
     return "ps-lite" if importlib.util.find_spec("mxnet") else "sockets"
 
 
-def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:
+def _identity(job: Job, role: str, rank: int, host: Host, scheduler_host: str) -> Dict[str, str]:
     """The variables in which processes differ."""
     env = {"DMLC_ROLE": role}
-    address = root_uri if host.here else None if job.launcher in AGENTS_CALL else node_host(host.address, root_uri)
+    address = scheduler_host if host.here else (
+        None if job.launcher in AGENTS_CALL else node_host(host.address, scheduler_host))
     if job.secure:
         address = LOOPBACK
     if address:  # else its agent finds the address
@@ -285,14 +283,14 @@ def _groups(job: Job, hosts: Sequence[Host]) -> Iterator[Dict[str, str]]:
         yield env
 
 
-def _master(job: Job, first: Host, root_uri: str) -> Dict[str, str]:
+def _master(job: Job, first: Host, scheduler_host: str) -> Dict[str, str]:
     """Where a process group of the script's own would meet: on worker 0's host, if it is known.
 
     Empty with `--secure`, because nothing would protect the group's connections.
     """
     if job.known_hosts or job.launcher == "mpi":
         return {}
-    address = root_uri if first.here else node_host(first.address, root_uri)
+    address = scheduler_host if first.here else node_host(first.address, scheduler_host)
     return {"MASTER_ADDR": address, "MASTER_PORT": str(new_ports(1)[0])} if address else {}
 
 

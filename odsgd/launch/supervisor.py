@@ -50,21 +50,22 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     console = console or Console()
     job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
-    membership, restarts = Membership(job), 0
-    root = root_uri(job)
-    for warning in filter(None, (None if job.secure else exposure(root), _allow_files(job))):
+    membership, restarts_used = Membership(job), 0
+    host = scheduler_host(job)
+    for warning in filter(None, (None if job.secure else exposure(host), _allow_files(job))):
         console.say(warning)
     with early.exit_on_signals(), contextlib.closing(StatusFile()) as status_file, console.flushed():
         ssh.check_programs(job)
-        ssh.check_tunnels(job, root)
+        ssh.check_tunnels(job, host)
         check_hosts(job)
         if job.sync_dst_dir:
             ssh.synchronise(job)
-        for attempts in itertools.count():
+        for attempts_before in itertools.count():
             with contextlib.closing(reserve_port(job.port)) as holder:
                 certificate = tunnel.new_certificate(ssh.program("ODSGD_OPENSSL", "openssl")) if job.secure else ""
                 saved = before.saved if before else 0
-                plan = make_plan(membership.job, (root, holder.getsockname()[1]), attempts, certificate, saved)
+                scheduler = host, holder.getsockname()[1]
+                plan = make_plan(membership.job, scheduler, attempts_before, certificate, saved)
                 missing_hosts = MissingHosts(membership.full, *membership.left_out_hosts(time.monotonic()))
                 supervisor = Supervisor(membership.job, plan, console, status_file, missing_hosts)
                 exit_code = supervisor.run()
@@ -75,7 +76,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
                 membership.note_started()
             blocking = supervisor.blocking_startup()
             rejoin_decision = membership.after_failed_start(blocking, plan.processes, time.monotonic())
-            decision = rejoin_decision or decide(attempt, before, restarts, job.max_restarts)
+            decision = rejoin_decision or decide(attempt, before, restarts_used, job.max_restarts)
             if decision.text:
                 console.say(decision.text)
             if not decision.again:
@@ -87,7 +88,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
             if attempt.verdict.grows:
                 membership.note_growth()
             else:
-                restarts += 1
+                restarts_used += 1
     raise AssertionError("there is no end of restarts")
 
 
@@ -100,7 +101,7 @@ def _allow_files(job: Job) -> Optional[str]:
             "call, raise the limit (`ulimit -Hn`)")
 
 
-def root_uri(job: Job) -> str:
+def scheduler_host(job: Job) -> str:
     """The scheduler's address: loopback for a local job, else this machine's as the hosts see it."""
     if job.launcher == "local":
         return LOOPBACK
@@ -118,13 +119,13 @@ class Supervisor:
     def __init__(self, job: Job, plan: Plan, console: Console, status_file: StatusFile,
                  missing_hosts: MissingHosts) -> None:
         self.job, self.plan, self.console = job, plan, console
-        self.agents = Agents(job, plan, Events(self._heard, self._lost, console.line))
+        self.agents = Agents(job, plan, Events(self._heard, self._host_lost, console.line))
         self.mpi_requests: Deque[messages.MpiRequest] = collections.deque()
         self.mpi_asked = False
         self.pmi_table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
-        root = "{}:{}".format(*plan.root) if job.num_servers else "the others"
-        self.judge = Judge(job, members, time.monotonic(), root)
+        address = "{}:{}".format(*plan.scheduler_address) if job.num_servers else "the others"
+        self.judge = Judge(job, members, time.monotonic(), address)
         self.overview = Overview({member.name: member.host for member in members})
         self.status_file, self.missing_hosts = status_file, missing_hosts
         self.checkpoint_seen = 0  # the last checkpoint that was looked at
@@ -165,7 +166,7 @@ class Supervisor:
                 return 128 + signal.SIGPIPE
             finally:
                 self._close()
-        stopped = None if verdict.by_signal or verdict.finished else self.judge.stopped()
+        stopped = None if verdict.by_signal or verdict.workers_succeeded else self.judge.stopped()
         if stopped:  # told to end while a failed attempt ended: it does not start again
             text = "\n".join(filter(None, [verdict.message, stopped.message]))
             self.verdict = verdict = dataclasses.replace(stopped, message=text)
@@ -186,7 +187,7 @@ class Supervisor:
 
     def blocking_startup(self) -> List[Process]:
         """The processes that kept the job from starting, if that is why it failed."""
-        if self.verdict is None or self.verdict.by_signal or self.verdict.finished:
+        if self.verdict is None or self.verdict.by_signal or self.verdict.workers_succeeded:
             return []
         names = self.judge.blocking_startup()
         if not self.job.least_workers:  # no worker can be spared, and one that has reported an error would do so again
@@ -216,7 +217,7 @@ class Supervisor:
         """The verdict; a failure if the workers have succeeded without a store and without a question of their MPI."""
         job = self.job
         expected = job.store != NO_STORE if job.store else job.num_workers > 1
-        if not verdict.finished or not expected:
+        if not verdict.workers_succeeded or not expected:
             return verdict
         if self.judge.any_worker_joined or self.mpi_asked or self._met_by_mxnet():
             return verdict
@@ -231,9 +232,9 @@ class Supervisor:
         """Whether the workers met in a store of MXNet's, which reports nothing: the scheduler then ends by itself."""
         scheduler = self.judge.members.get("scheduler")
         until = time.monotonic() + SCHEDULER_ENDS_WITHIN_S
-        while scheduler and not scheduler.finished and time.monotonic() < until:
+        while scheduler and not scheduler.done_or_ended and time.monotonic() < until:
             self.agents.turn()
-        return scheduler is not None and scheduler.finished
+        return scheduler is not None and scheduler.done_or_ended
 
     def _check_growth(self, now: float) -> Optional[Verdict]:
         """The end of this attempt at a checkpoint, if a missing host is back."""
@@ -270,7 +271,7 @@ class Supervisor:
         """What the job waits for before its first iteration; without a terminal it is printed from time to time."""
         seconds = now - self.began_at
         text = self.judge.startup_text(seconds) if seconds > STARTING_SHOWN_S else ""
-        if text and not self.console.on_terminal["stderr"] and seconds > self.say_at_s and self.judge.asked_at:
+        if text and not self.console.on_terminal["stderr"] and seconds > self.say_at_s and self.judge.joining_since:
             self.say_at_s = 2 * seconds
             self.console.say(f"warning: {text}")
         return text
@@ -289,19 +290,19 @@ class Supervisor:
         if type(message) in self._handlers and not stranger:
             self._handlers[type(message)](agent, message, now)
 
-    def _lost(self, host: str, processes: List[Process], why: str, last_lines: List[str]) -> None:
+    def _host_lost(self, host: str, processes: List[Process], why: str, last_lines: List[str]) -> None:
         names = [process.name for process in processes]
         self.judge.host_lost(host, names, why, last_lines, time.monotonic())
 
     def _greeted(self, agent: AgentConnection, hello: messages.Hello, now: float) -> None:
         agent.greeted = True
-        if agent.carrier is None:  # mpirun or Kubernetes has chosen the host, and only now we know it
+        if agent.starter is None:  # mpirun or Kubernetes has chosen the host, and only now we know it
             agent.host = hello.host
             for process in agent.processes:
                 self.judge.members[process.name].host = hello.host
-                self.judge.liveness.placed(process.name, hello.host)
+                self.judge.liveness.set_host(process.name, hello.host)
                 with self._guarded("the overview"):
-                    self.overview.placed(process.name, hello.host)
+                    self.overview.set_host(process.name, hello.host)
 
     def _beats(self, agent: AgentConnection, message: messages.Beats, now: float) -> None:
         self.judge.liveness.beats(message.beats, now)
@@ -326,7 +327,7 @@ class Supervisor:
 
     def _tunnel_listens(self, agent: AgentConnection, message: messages.TunnelListens, now: float) -> None:
         """When all tunnels listen, tell each of them the sockets of the other hosts."""
-        agent.tunnel, agent.place = message.address, message.place
+        agent.tunnel, agent.socket_namespace = message.address, message.socket_namespace
         if all(one.tunnel for one in self.agents.all):
             for one, sockets in ssh.remote_sockets(self.agents.all):
                 one.channel.send(messages.OpenRemoteSockets(sockets))
@@ -352,7 +353,7 @@ class Supervisor:
             if code is None:
                 answers.update(self.pmi_table.answer(rank, request.line))
             else:
-                self.judge.aborted(request.process, code, time.monotonic())
+                self.judge.mpi_aborted(request.process, code, time.monotonic())
         except pmi.Refused as refused:
             self.console.say(f"{request.process}: its MPI asked for {refused}; it was cut off")
             answers[rank] = None

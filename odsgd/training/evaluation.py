@@ -44,7 +44,7 @@ class _Evaluation:
     def next(self) -> bool:
         """Queue a batch; whether there was one."""
         for xs, ys in self._batches:
-            pulse.part = self._number
+            pulse.substep = self._number
             self._meter.add(self._number, self._compute(xs, ys), sum(len(y) for y in ys))
             self._number += 1
             return True

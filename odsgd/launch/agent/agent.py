@@ -88,7 +88,7 @@ class Agent:
             self._start(process)
         self._read_channel()  # a stop may have come together with the orders
         while not self.stopping or (self.children and time.monotonic() < (self.give_up_at or math.inf)):
-            for key, _ in self.selector.select(self._patience_s()):
+            for key, _ in self.selector.select(self._wait_s()):
                 key.data()
             self._tell_of_signal()
             self._note_mpi_files(lambda child: child.connecting)
@@ -102,7 +102,7 @@ class Agent:
             self.tunnel.close()
         self._sweep()
 
-    def _patience_s(self) -> float:
+    def _wait_s(self) -> float:
         """How long the loop may wait for news."""
         if self.stopping or self.channel.backlog or any(child.kill_at for child in self.children.values()):
             return 0.05

@@ -11,7 +11,7 @@ from typing import List
 
 from odsgd.launch import linux
 from odsgd.launch.messages import Beats, Channel, HostWarning, Message, Noise, OpenRemoteSockets, TunnelOrders
-from odsgd.launch.policy.liveness import STATES, warn_s
+from odsgd.launch.policy.liveness import KERNEL_STATES, warn_s
 
 ENDED_WITHIN_S = 1.0
 
@@ -61,7 +61,7 @@ class TunnelProcess:
         elif silent_s > warn_s(self._hang_timeout_s) and not self._warned:
             self._warned = True
             text = f"its tunnel has not answered for {silent_s:.0f} s"
-            self._launcher.send(HostWarning(f"{text}: {STATES[state]}" if state in STATES else text))
+            self._launcher.send(HostWarning(f"{text}: {KERNEL_STATES[state]}" if state in KERNEL_STATES else text))
 
     def close(self) -> None:
         """Hang up: the tunnel then removes its sockets and ends."""

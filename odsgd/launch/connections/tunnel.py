@@ -86,7 +86,7 @@ def new_certificate(openssl: Sequence[str]) -> str:
     return made.stdout
 
 
-def place(sockets: Sequence[str]) -> str:
+def socket_namespace(sockets: Sequence[str]) -> str:
     """A name for the folder or network of these sockets: agents with the same place need no tunnel between them."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         held_by = os.stat("/proc/self/ns/net" if any(map(_is_port, sockets)) else "/tmp")
@@ -445,7 +445,7 @@ def main() -> int:
                  f"{error.strerror or error}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     channel = Channel(0, 1)
-    channel.send(messages.TunnelListens(tunnel.at, place(orders.sockets)))
+    channel.send(messages.TunnelListens(tunnel.at, socket_namespace(orders.sockets)))
     tunnel.serve(channel)
     for port in held:
         port.close()

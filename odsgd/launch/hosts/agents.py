@@ -1,4 +1,4 @@
-"""The agents of one attempt, and their carriers: the local processes (ssh, mpirun …) that connect us with them."""
+"""The agents of one attempt, and their starters: the local processes (ssh, mpirun …) that connect us with them."""
 import collections
 import contextlib
 import functools
@@ -21,10 +21,10 @@ from odsgd.launch.policy.failures import TAIL_LINES
 TICK_S = 0.1
 """How often the loop looks at the time, and at signals: they do not end its wait."""
 PING_EVERY_S = 10.0
-PATIENCE_S = 1.0
-"""How long all carriers of lost connections together may take to end and say why; meanwhile the loop stands still."""
+STARTERS_END_WITHIN_S = 1.0
+"""How long all starters of lost connections together may take to end and say why; meanwhile the loop stands still."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
-"""How long a carrier may take to end after we have hung up, and a carrier whose agent has never spoken."""
+"""How long a starter may take to end after we have hung up, and a starter whose agent has never spoken."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
     "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.wait_for_pods}
 """Launchers whose agents call us."""
@@ -34,10 +34,10 @@ class Events(NamedTuple):
     """The functions to call with what agents say."""
 
     heard: Callable[[AgentConnection, Sequence[Message]], object]
-    lost: Callable[[str, List[Process], str, List[str]], object]
+    host_lost: Callable[[str, List[Process], str, List[str]], object]
     """Host, processes, reason and last lines."""
     show: Callable[[str, str, str], object]
-    """A line that a carrier has printed: whose, text, stream."""
+    """A line that a starter has printed: whose, text, stream."""
 
 
 class Agents:
@@ -49,10 +49,10 @@ class Agents:
         self.ending = False
         self._selector = selectors.DefaultSelector()
         self._listener: Optional[AgentListener] = None
-        self._carriers: List[subprocess.Popen[bytes]] = []
+        self._starters: List[subprocess.Popen[bytes]] = []
         self._last_lines: Dict[str, Deque[str]] = collections.defaultdict(
             lambda: collections.deque(maxlen=TAIL_LINES))
-        self._exit_wait_s = PATIENCE_S
+        self._exit_wait_s = STARTERS_END_WITHIN_S
         self._pinged_at = time.monotonic()
 
     def open(self) -> None:
@@ -62,7 +62,7 @@ class Agents:
             self._listener = LISTENERS[self.job.launcher](self.job, self.plan)
             self._listener.serve(self._selector, self._arrived)
             if self._listener.starter:
-                self._carried_by(self._listener.starter, self._listener.starter_name, "stdout", "stderr")
+                self._watch_starter(self._listener.starter, self._listener.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
         for host in hosts:
             open_at = ssh.open_local if host.here else ssh.open_ssh
@@ -72,8 +72,8 @@ class Agents:
         """Listen to an agent."""
         self.all.append(agent)
         self._selector.register(agent.channel.read_fd, selectors.EVENT_READ, functools.partial(self._read, agent))
-        if agent.carrier:
-            self._carried_by(agent.carrier, agent.host, "stderr")
+        if agent.starter:
+            self._watch_starter(agent.starter, agent.host, "stderr")
 
     def of(self, name: str) -> AgentConnection:
         """The agent of a process."""
@@ -118,23 +118,23 @@ class Agents:
             self._lost_agent(agent)
 
     def close(self) -> None:
-        """Close every channel, which ends agents that have not heard us, and end every carrier."""
+        """Close every channel, which ends agents that have not heard us, and end every starter."""
         for agent in self.all:
             agent.close()
         if self._listener:
             self._listener.close()
-        unheard = [agent.carrier for agent in self.all if not agent.greeted]
-        if self._listener and not any(agent.carrier is None and agent.greeted for agent in self.all):
+        unheard = [agent.starter for agent in self.all if not agent.greeted]
+        if self._listener and not any(agent.starter is None and agent.greeted for agent in self.all):
             unheard.append(self._listener.starter)
         closed_at = time.monotonic()
-        for carrier in self._carriers:
-            deadline = closed_at + (UNHEARD_WITHIN_S if carrier in unheard else HUNG_UP_WITHIN_S)
+        for starter in self._starters:
+            deadline = closed_at + (UNHEARD_WITHIN_S if starter in unheard else HUNG_UP_WITHIN_S)
             try:
-                carrier.wait(timeout=max(0.1, deadline - time.monotonic()))
+                starter.wait(timeout=max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                carrier.kill()
-                carrier.wait()
-            for pipe in (carrier.stdout, carrier.stderr):
+                starter.kill()
+                starter.wait()
+            for pipe in (starter.stdout, starter.stderr):
                 assert pipe
                 pipe.close()
         self._selector.close()
@@ -155,37 +155,37 @@ class Agents:
         starter, name = listener.starter, listener.starter_name
         if listener.waiting and starter and starter.poll() is not None:
             why = f"{name} ended with exit code {starter.returncode} before they started"
-            self._lost(f"of {listener.family}", listener.take_missing(), why, starter, name)
+            self._report_lost(f"of {listener.family}", listener.take_missing(), why, starter, name)
 
     def _lost_agent(self, agent: AgentConnection) -> None:
         why = "its agent has gone"
-        if agent.carrier:
+        if agent.starter:
             began = time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = agent.carrier.wait(timeout=self._exit_wait_s)
+                code = agent.starter.wait(timeout=self._exit_wait_s)
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                why = f"{agent.carrier_name} {how}"
+                why = f"{agent.starter_name} {how}"
             self._exit_wait_s = max(0.0, self._exit_wait_s - (time.monotonic() - began))
-        self._lost(agent.host, agent.processes, why, agent.carrier, agent.host)
+        self._report_lost(agent.host, agent.processes, why, agent.starter, agent.host)
 
-    def _lost(self, host: str, processes: List[Process], why: str, carrier: "Optional[subprocess.Popen[bytes]]",
-              label: str) -> None:
-        if carrier and carrier.stderr:
-            last_words = self._selector.get_map().get(carrier.stderr.fileno())
+    def _report_lost(self, host: str, processes: List[Process], why: str, starter: "Optional[subprocess.Popen[bytes]]",
+                     label: str) -> None:
+        if starter and starter.stderr:
+            last_words = self._selector.get_map().get(starter.stderr.fileno())
             if last_words:
                 last_words.data()
-        self.events.lost(host, processes, why, list(self._last_lines[label]))
+        self.events.host_lost(host, processes, why, list(self._last_lines[label]))
 
-    # Carriers
+    # Starters
 
-    def _carried_by(self, carrier: "subprocess.Popen[bytes]", label: str, *kinds: str) -> None:
-        self._carriers.append(carrier)
+    def _watch_starter(self, starter: "subprocess.Popen[bytes]", label: str, *kinds: str) -> None:
+        self._starters.append(starter)
         for kind in kinds:
-            stream = Stream(kind, getattr(carrier, kind).fileno())
-            said = functools.partial(self._carrier_said, stream, label)
+            stream = Stream(kind, getattr(starter, kind).fileno())
+            said = functools.partial(self._starter_said, stream, label)
             self._selector.register(stream.fd, selectors.EVENT_READ, said)
 
-    def _carrier_said(self, stream: Stream, label: str) -> None:
+    def _starter_said(self, stream: Stream, label: str) -> None:
         for text, progress in stream.read():
             if not progress:
                 self.show(label, text, stream.kind)
@@ -193,6 +193,6 @@ class Agents:
             self._selector.unregister(stream.fd)
 
     def show(self, label: str, text: str, stream: str) -> None:
-        """Show a line of an agent or of its carrier, and keep it for the message that the agent is lost."""
+        """Show a line of an agent or of its starter, and keep it for the message that the agent is lost."""
         self._last_lines[label].append(text)
         self.events.show(label, text, stream)

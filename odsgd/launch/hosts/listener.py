@@ -122,7 +122,7 @@ def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: S
     `command`: the program's words, without the agent's; `family`: the name of such programs in messages; `nodes`: the
     agents' names, if an agent knows only its name; `env`: variables on top of the program's environment.
     """
-    listener = AgentListener(expected, plan.secret, plan.root[0])
+    listener = AgentListener(expected, plan.secret, plan.scheduler_address[0])
     packed = handshake.pack({
         "launcher": list(listener.socket.getsockname()), "secret": plan.secret,
         "ranks": [orders(job, agent.processes, remote=True) for agent in expected],

@@ -44,10 +44,10 @@ class AgentConnection:
     host: str
     processes: List[Process]
     channel: Channel
-    carrier: "Optional[subprocess.Popen[bytes]]" = None  # the local process that carries the channel; None: a socket
-    carrier_name: str = "its agent"
+    starter: "Optional[subprocess.Popen[bytes]]" = None  # the local process at the channel's end; None: a socket
+    starter_name: str = "its agent"
     tunnel: str = ""  # where its tunnel listens
-    place: str = ""  # the folder or network of its sockets, which it may share with another agent
+    socket_namespace: str = ""  # the folder or network of its sockets; another agent's may be the same
     reaches_others: bool = False  # its tunnel has made the sockets of other hosts
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
@@ -59,14 +59,14 @@ class AgentConnection:
 
     def wake(self) -> None:
         """Have a stopped agent of this machine go on, so that it can end its processes."""
-        if self.carrier and self.carrier.poll() is None:
-            self.carrier.send_signal(signal.SIGCONT)
+        if self.starter and self.starter.poll() is None:
+            self.starter.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """Hang up, once; the agent then ends the processes that are left."""
         self.channel.close()
-        if self.carrier and self.carrier.stdin:
-            self.carrier.stdin.close()
+        if self.starter and self.starter.stdin:
+            self.starter.stdin.close()
         else:
             os.close(self.channel.read_fd)
 
@@ -89,14 +89,14 @@ def check_programs(job: Job) -> None:
             raise ConfigError(f"{found} is not a program on this machine; install {name} or name one in {variable}")
 
 
-def check_tunnels(job: Job, root: str) -> None:
-    """ConfigError if two tunnels would listen at one port of one machine; the machine at `root` has the scheduler's."""
-    known = {root: "the launching machine"} if job.num_servers else {}
+def check_tunnels(job: Job, scheduler_host: str) -> None:
+    """ConfigError if two tunnels would listen at one port of one machine. The scheduler has a tunnel, too."""
+    known = {scheduler_host: "the launching machine"} if job.num_servers else {}
     workers, servers = planning.place(job)
     for host in dict.fromkeys([*workers, *servers]) if job.secure and job.port else ():
         address = numeric(host.address)
-        if address and is_loopback(address) and not is_loopback(root):
-            address = root
+        if address and is_loopback(address) and not is_loopback(scheduler_host):
+            address = scheduler_host
         if address in known:
             raise ConfigError(f"--secure --port {job.port}: {host.target} of the hostfile is {known[address]}, where a "
                               "tunnel listens at that port already; leave the host out, or leave out --port")
@@ -117,17 +117,18 @@ def orders(job: Job, processes: Sequence[Process], remote: bool, tunnel: Optiona
 
 def tunnel_orders(job: Job, plan: Plan, host: Host) -> TunnelOrders:
     """The orders to the tunnel of a host."""
-    return TunnelOrders(plan.certificate, job.port, plan.root[0],
-                        plan.root[0] if host.here else node_host(host.address, plan.root[0]), job.hang_timeout_s,
+    scheduler_host = plan.scheduler_address[0]
+    address = scheduler_host if host.here else node_host(host.address, scheduler_host)
+    return TunnelOrders(plan.certificate, job.port, scheduler_host, address, job.hang_timeout_s,
                         [name for process in plan.on(host) for name in process.sockets])
 
 
 def remote_sockets(agents: Sequence[AgentConnection]) -> List[Tuple[AgentConnection, List[RemoteSocket]]]:
-    """The remote sockets of each tunnel. If agents share a place, the first tunnel makes them for all."""
-    firsts = {agent.place: agent for agent in reversed(agents)}
+    """The remote sockets of each tunnel. Of agents that share a namespace, the first one's tunnel makes them."""
+    firsts = {agent.socket_namespace: agent for agent in reversed(agents)}
     return [(one, [RemoteSocket(name, other.tunnel, lasting) for other in agents
-                   if one is firsts[one.place] and other.place != one.place for process in other.processes
-                   for name, lasting in process.sockets.items()]) for one in agents]
+                   if one is firsts[one.socket_namespace] and other.socket_namespace != one.socket_namespace
+                   for process in other.processes for name, lasting in process.sockets.items()]) for one in agents]
 
 
 def open_local(job: Job, plan: Plan, host: Host) -> AgentConnection:
@@ -172,18 +173,18 @@ def ssh(known_hosts: bool, within_s: int) -> List[str]:
 
 
 def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str],
-          carrier_name: str) -> AgentConnection:
+          starter_name: str) -> AgentConnection:
     try:
-        carrier = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    bufsize=0, env=env, start_new_session=True)  # Ctrl-C is for the launcher alone
     except OSError as error:
         raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
-    assert carrier.stdin and carrier.stdout
-    channel = Channel(carrier.stdout.fileno(), carrier.stdin.fileno())
+    assert starter.stdin and starter.stdout
+    channel = Channel(starter.stdout.fileno(), starter.stdin.fileno())
     processes = plan.on(host)
     tunnel = tunnel_orders(job, plan, host) if plan.certificate else None
     channel.send(orders(job, processes, not host.here, tunnel))
-    return AgentConnection(host.address, processes, channel, carrier, carrier_name)
+    return AgentConnection(host.address, processes, channel, starter, starter_name)
 
 
 def synchronise(job: Job) -> None:

@@ -26,7 +26,7 @@ class Member:
     pid: Optional[int] = None
     code: Optional[int] = None
     error: Optional[str] = None
-    asked: bool = False  # it has asked to join
+    asked_to_join: bool = False
     joined: bool = False
     hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
@@ -36,7 +36,7 @@ class Member:
         """Phases only go forward: a late report of an ended process changes nothing."""
         if _PHASES.index(phase) > _PHASES.index(self.phase):
             self.phase = phase
-        self.asked = self.asked or phase == "connecting"
+        self.asked_to_join = self.asked_to_join or phase == "connecting"
         self.joined = self.joined or phase in ("joined", "done")
 
     @property
@@ -45,7 +45,7 @@ class Member:
         return int(self.name.partition(" ")[2] or 0)
 
     @property
-    def finished(self) -> bool:
+    def done_or_ended(self) -> bool:
         """Whether it has said that it is done, or has ended."""
         return self.phase in ("done", "ended")
 
@@ -88,12 +88,12 @@ def signal_name(number: int) -> str:
 
 @dataclass
 class Failure:
-    member: Optional[Member]  # None: a host was lost
+    member: Optional[Member]
     text: str = ""
     admits_other_cause: bool = False  # its report blames another process
-    aborted: int = 0  # the exit code with which its MPI wants the job to end
+    mpi_abort_code: int = 0  # the exit code with which its MPI wants the job to end
     exit_code: Optional[int] = None  # the job's, if it does not follow from how the process ended
-    on_host: Sequence[Member] = ()
+    failed_together: Sequence[Member] = ()  # several processes, as those of a lost host; `member` is None then
     tail: Sequence[str] = ()  # the last lines from a lost host
 
     @property
@@ -109,22 +109,22 @@ class Failure:
     @property
     def crashed(self) -> bool:
         """Whether it crashed without a report: by a fault of its own, or in MPI that has lost a process."""
-        return self._unexplained_code in (-signal.SIGSEGV, -signal.SIGBUS)
+        return self._unreported_code in (-signal.SIGSEGV, -signal.SIGBUS)
 
     @property
-    def unexplained(self) -> bool:
+    def unreported(self) -> bool:
         """Whether it crashed, aborted or exited without a report, as MPI does when it has lost a process."""
-        return self.crashed or self._unexplained_code > 0 or self._unexplained_code == -signal.SIGABRT
+        return self.crashed or self._unreported_code > 0 or self._unreported_code == -signal.SIGABRT
 
     @property
-    def _unexplained_code(self) -> int:
+    def _unreported_code(self) -> int:
         """The exit code of the process, or of its MPI, if it has not reported a reason; else 0."""
-        return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
+        return 0 if self.member is None or self.member.error is not None else self.member.code or self.mpi_abort_code
 
     @property
     def members(self) -> Sequence[Member]:
         """The processes that have failed."""
-        return [self.member] if self.member else self.on_host
+        return [self.member] if self.member else self.failed_together
 
     @property
     def exit_pending(self) -> bool:

@@ -8,10 +8,11 @@ The rules, in the order in which `tick` applies them:
 1. A signal to the launcher ends the job.
 2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for further
    failures, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the first failure; a report
-   counts when it is made. A secondary failure yields to any other: an expired deadline (exit code 75), or a report that
-   blames another process, because a process that misses another one did not kill it. Among failures without a report we
-   blame a SIGKILL first, then a crash, then an exit code or abort. When a process dies, MPI ends or crashes its peers,
-   and we may see these ends in any order; where it ends by a deadline, their ends are secondary, too.
+   counts when it is made. A secondary failure is the cause only if there is no other: an expired deadline (exit code
+   75), or a report that blames another process. A process that misses another one did not kill it.
+   When a process dies, MPI ends or crashes the others, and we may see these ends before the first one. So among
+   failures without a report we blame a SIGKILL first, then a crash, then an exit code or abort. If a worker of a ring
+   ended by a deadline, all failures without a report are secondary.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -19,10 +20,10 @@ The rules, in the order in which `tick` applies them:
    If a server has failed, its exit code is the job's. We do not wait for the scheduler: it only introduced the
    processes to each other, and no worker tells it that the job is over.
 4. A server or the scheduler has ended with 0 while every worker runs: after `SERVER_EXIT_GRACE_S`, a failure.
-5. Not all are there within the startup timeout: a failure, with a table of the processes' states. All are there when
-   the scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain MXNet script,
-   which never reports, delays nothing. Without servers all are there when every worker runs; once a worker asks for
-   the others, every worker must join, and the timeout begins anew.
+5. The job is not up within the startup timeout: a failure, with a table of the processes' states. It is up when the
+   scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain MXNet script, which
+   never reports, delays nothing. Without servers it is up when every worker runs; once a worker asks for the others,
+   every worker must join, and the timeout begins anew.
 """
 import signal
 from dataclasses import dataclass
@@ -69,30 +70,30 @@ class Verdict:
     message: str
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
-    finished: bool = False  # every worker has succeeded, whatever came after
+    workers_succeeded: bool = False  # every worker has succeeded, whatever came after
     grows: bool = False  # it ends at a checkpoint, and starts again with the workers that it left out
 
 
 class Judge:
     """Hears of everything that happens to a job; the rules stand at the head of the module."""
 
-    def __init__(self, job: Job, members: Sequence[Member], now: float, root: str = "") -> None:
+    def __init__(self, job: Job, members: Sequence[Member], now: float, scheduler_address: str = "") -> None:
         self.members: Dict[str, Member] = {member.name: member for member in members}
         self.workers = [member for member in members if member.role == "worker"]
         self.non_workers = [member for member in members if member.role != "worker"]
-        self.startup_timeout_s, self.started_at, self.root = job.startup_timeout_s, now, root
-        self.goes_on = job.on_worker_loss == "continue"
+        self.startup_timeout_s, self.started_at, self.scheduler_address = job.startup_timeout_s, now, scheduler_address
+        self.continues_on_loss = job.on_worker_loss == "continue"
         self.liveness = LivenessMonitor({member.name: member.host for member in members}, job.hang_timeout_s, now)
         self.failures: List[Failure] = []
         self.history = CheckpointHistory(now)
-        self.lost: List[LostWorkers] = []
-        self.hung: List[str] = []
+        self.newly_lost: List[LostWorkers] = []
+        self.newly_hung: List[str] = []
         self.failed_at: Optional[float] = None
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
         self.server_exited_at: Optional[float] = None
-        self.asked_at: Optional[float] = None
-        self.all_there = False
+        self.joining_since: Optional[float] = None
+        self.is_up = False
 
     # Events
 
@@ -111,8 +112,8 @@ class Judge:
         member, event = self.members[name], report.get("event")
         if event in ("connecting", "joined", "done"):
             member.reached(event)
-            if self.asked_at is None:
-                self.asked_at = now
+            if self.joining_since is None:
+                self.joining_since = now
             if event == "done":
                 self.liveness.leaving(name, report.get("at"))
         elif event in ("saved", "resumed"):
@@ -134,11 +135,11 @@ class Judge:
         elif member.role != "worker" and self.server_exited_at is None:
             self.server_exited_at = now
 
-    def aborted(self, name: str, code: int, now: float) -> None:
+    def mpi_aborted(self, name: str, code: int, now: float) -> None:
         """The process's MPI wants the job to end with this exit code, whatever the process itself ends with."""
         code = code & 255 or EXIT_FAILURE
-        failure = Failure(self.members[name], f"its MPI has aborted, exit code {code}", aborted=code, exit_code=code)
-        self._fail(failure, now)
+        text = f"its MPI has aborted, exit code {code}"
+        self._fail(Failure(self.members[name], text, mpi_abort_code=code, exit_code=code), now)
 
     def unstartable(self, name: str, error: str, now: float) -> None:
         """The process could not even be started."""
@@ -158,7 +159,7 @@ class Judge:
             text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
             if len(tail) == 1:  # ssh gives its reason in one line
                 text, tail = f"{text}: {tail[0]}", ()
-            self._fail(Failure(None, text, exit_code=exit_code, on_host=gone, tail=tail), now)
+            self._fail(Failure(None, text, exit_code=exit_code, failed_together=gone, tail=tail), now)
 
     def interrupted(self, number: int) -> None:
         """The launcher has been told to end."""
@@ -168,7 +169,7 @@ class Judge:
 
     def tick(self, now: float) -> Optional[Verdict]:
         """The verdict, once there is one."""
-        self.all_there = (self.all_there and bool(self.non_workers)) or self._are_all_there()
+        self.is_up = (self.is_up and bool(self.non_workers)) or self._has_come_up()
         if self.signal:
             return self.stopped()
         self._watch(now)
@@ -191,7 +192,7 @@ class Judge:
     @property
     def all_joined(self) -> bool:
         """Whether every process has joined."""
-        return self.all_there and all(worker.joined for worker in self.workers)
+        return self.is_up and all(worker.joined for worker in self.workers)
 
     def blocking_startup(self) -> List[str]:
         """The processes that kept the job from starting.
@@ -204,7 +205,7 @@ class Judge:
         failed = [member for failure in self.failures for member in failure.members]
         alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
         searched = not self.non_workers and all(
-            failure.unexplained and failure.member and failure.member.asked for failure in self.failures)
+            failure.unreported and failure.member and failure.member.asked_to_join for failure in self.failures)
         if len(self.workers) > 1 and len(alike) == 1 and not searched:
             return []
         blocking = (self._cause().members if self.failures else
@@ -212,10 +213,10 @@ class Judge:
         return [member.name for member in blocking if member.code != EXIT_USAGE]
 
     def startup_text(self, seconds: float) -> str:
-        """What the job still waits for, in words; empty when all are there."""
+        """What the job still waits for, in words; empty when it is up."""
         waited_for = [member for member in self.members.values() if not member.joined and member.phase != "ended"]
         late = [member for member in waited_for if member.blocks_startup] or waited_for
-        if self.all_there or not late or not any(worker in waited_for for worker in self.workers):
+        if self.is_up or not late or not any(worker in waited_for for worker in self.workers):
             return ""
         first = late[0]
         rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
@@ -223,12 +224,12 @@ class Judge:
 
     def take_lost(self) -> List[LostWorkers]:
         """The workers lost since the last call; the job goes on without them."""
-        lost, self.lost = self.lost, []
+        lost, self.newly_lost = self.newly_lost, []
         return lost
 
     def take_hung(self) -> List[str]:
         """The processes that hang and are to be ended, since the last call."""
-        hung, self.hung = self.hung, []
+        hung, self.newly_hung = self.newly_hung, []
         return hung
 
     def _watch(self, now: float) -> None:
@@ -240,15 +241,15 @@ class Judge:
             self.host_lost(hung.host, hung.names, hung.text, (), now)
             return
         members = [self.members[name] for name in hung.names]
-        if hung.stacks:
+        if hung.print_stacks:
             for member in members:
                 member.hung = True
                 self.liveness.ended(member.name)
-            self.hung += hung.names
-        if len(members) == 1 and hung.stacks:
+            self.newly_hung += hung.names
+        if len(members) == 1 and hung.print_stacks:
             self._fail(Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
         else:
-            self._fail(Failure(None, hung.text, exit_code=EXIT_DEADLINE, on_host=members), now)
+            self._fail(Failure(None, hung.text, exit_code=EXIT_DEADLINE, failed_together=members), now)
 
     def _fail(self, failure: Failure, now: float) -> None:
         if not (failure.member and any(failure.member in other.members for other in self.failures)):
@@ -260,17 +261,17 @@ class Judge:
         assert self.failed_at is not None
         cause = self._cause()
         waited = now - self.failed_at
-        exit_pending = any(failure.exit_pending for failure in (self.failures if self.goes_on else [cause]))
+        exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
         if waited < SETTLE_S or (exit_pending and waited < LAST_WORDS_S):
             return None
-        reasons = [reason for failure in self.failures for reason in [self._why_needed(failure)] if reason]
+        reasons = [reason for failure in self.failures for reason in [self._why_end(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]
         if all(worker.lost or worker.name in failed for worker in self.workers):
             reasons.append("no worker is left")
-        if self.goes_on and not reasons:
-            self._go_on(now)
+        if self.continues_on_loss and not reasons:
+            self._continue_without_failed(now)
             return None
-        remarks = [f"  --on-worker-loss continue does not help: {reasons[0]}"] if self.goes_on else []
+        remarks = [f"  --on-worker-loss continue does not help: {reasons[0]}"] if self.continues_on_loss else []
         if self._lost_ranks():
             remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
         return self._verdict_on(cause, remarks)
@@ -281,13 +282,13 @@ class Judge:
         crashed = not ended_by_mpi and any(failure.crashed for failure in self.failures)
 
         def doubt(failure: Failure) -> Tuple[bool, bool, bool]:
-            unexplained = failure.unexplained
-            return (failure.is_secondary or (ended_by_mpi and unexplained), killed and unexplained,
-                    crashed and unexplained and not failure.crashed)
+            unreported = failure.unreported
+            return (failure.is_secondary or (ended_by_mpi and unreported), killed and unreported,
+                    crashed and unreported and not failure.crashed)
 
         return min(self.failures, key=doubt)  # stable
 
-    def _why_needed(self, failure: Failure) -> Optional[str]:
+    def _why_end(self, failure: Failure) -> Optional[str]:
         """Why the job cannot go on after this failure; None: it can."""
         for member in failure.members:
             if member.role != "worker":
@@ -299,7 +300,7 @@ class Judge:
                 return f"{member.name} has not ended, and may still take part"
         return None
 
-    def _go_on(self, now: float) -> None:
+    def _continue_without_failed(self, now: float) -> None:
         """Go on without the workers that have failed."""
         for failure in self.failures:
             for member in failure.members:
@@ -311,7 +312,7 @@ class Judge:
             if failure.member:
                 text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.how_it_ended[0]}"
             ranks = [member.rank for member in failure.members]
-            self.lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
+            self.newly_lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
         self.failures, self.failed_at = [], None
         if self._workers_ended():
             self.workers_ended_at = now
@@ -342,13 +343,13 @@ class Judge:
             remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
         if self._lost_ranks():
             remarks.append(f"the job has finished without workers {self._lost_ranks()}")
-        return Verdict(bad[0].how_it_ended[1] if bad else 0, "\n".join(remarks), finished=True)
+        return Verdict(bad[0].how_it_ended[1] if bad else 0, "\n".join(remarks), workers_succeeded=True)
 
     def _servers_exited_early(self, now: float) -> Optional[Verdict]:
         if self.server_exited_at is None or now - self.server_exited_at < SERVER_EXIT_GRACE_S:
             return None
         left = [worker for worker in self.workers if not worker.lost]
-        if not any(worker.joined for worker in left) or any(worker.finished for worker in left):
+        if not any(worker.joined for worker in left) or any(worker.done_or_ended for worker in left):
             return None
         member = next(member for member in self.non_workers if member.code is not None)
         text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
@@ -360,14 +361,14 @@ class Judge:
     def _lost_ranks(self) -> List[int]:
         return sorted(worker.rank for worker in self.workers if worker.lost)
 
-    def _are_all_there(self) -> bool:  # rule 5
+    def _has_come_up(self) -> bool:  # rule 5
         if self.non_workers:
             return all(member.joined for member in self.non_workers)
         return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
 
     def _startup_timeout(self, now: float) -> Optional[Verdict]:
-        since = self.asked_at if not self.non_workers and self.asked_at is not None else self.started_at
-        if self.all_there or not 0 < self.startup_timeout_s <= now - since:
+        since = self.joining_since if not self.non_workers and self.joining_since is not None else self.started_at
+        if self.is_up or not 0 < self.startup_timeout_s <= now - since:
             return None
         members = list(self.members.values())
         missing = [member.name for member in members if member.blocks_startup]
@@ -375,7 +376,7 @@ class Judge:
             head = f"missing: {', '.join(missing)} ({len(missing)} of {len(members)})"
         else:
             head = (f"everyone asked to join, but they do not reach each other. Check that every host can connect to "
-                    f"{self.root} (firewall, wrong network interface?)")
+                    f"{self.scheduler_address} (firewall, wrong network interface?)")
         rows = [("process", "host", "pid", "state")]
         rows += [(member.name, member.host, str(member.pid or "-"), member.state_text) for member in members]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]

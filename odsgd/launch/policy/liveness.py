@@ -6,14 +6,14 @@ long it has waited for others, and how long it has been silent.
 1. If an agent or a process is silent for `WARN_S`, or for half the `hang_timeout_s` if that is less, we warn, and name
    the processes that wait for it; after `hang_timeout_s` it has failed. A process that has not beaten yet is not silent
    unless the kernel calls it stopped: it may be a script without odsgd, or still importing. A process that is done and
-   cleans up has `SLOW` times as long: 64 workers that end together on two cores are silent for more than 10 s.
+   cleans up has `LENIENT_FACTOR` times as long: 64 workers that end together on two cores are silent for over 10 s.
 2. If a worker in training, or a server at a message, waits for nobody and does not move, we warn and it fails after the
-   same times. But iterations may be long, so it has at least `PATIENCE` times the longest pause that it has made, and
-   in evaluations, checkpoints and the first iterations `SLOW` times as long.
+   same times. But iterations may be long, so it has at least `PAUSE_FACTOR` times the longest pause that it has made,
+   and in evaluations, checkpoints and the first iterations `LENIENT_FACTOR` times as long.
 3. All workers wait, and no worker moves, for `hang_timeout_s`: a failure without a culprit. A worker that evaluates or
    writes waits for nobody.
 4. Workers may have different numbers of batches. If one has ended and another waits in a later iteration, the job fails
-   after `LEFT_S`; we only warn if the first has not said where it ended. If all wait for each other at different
+   after `UNEVEN_DATA_S`; we only warn if the first has not said where it ended. If all wait for each other at different
    iterations, and not in training, we warn after the time of rule 1; their own deadline or rule 3 ends them. This
    rule skips asynchronous jobs.
 5. If the launcher itself was held up, no process was silent meanwhile.
@@ -24,13 +24,13 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 WARN_S = 10.0
 HELD_UP_S = 2.0
-LEFT_S = 2.0
+UNEVEN_DATA_S = 2.0
 FRESH_S = 4.0
 """A beat that is older says nothing about the present."""
-PATIENCE, SLOW = 5.0, 10.0
+PAUSE_FACTOR, LENIENT_FACTOR = 5.0, 10.0
 FIRST_ITERATIONS = 2
-STATES = {"T": "it is stopped (SIGSTOP, Ctrl-Z or a debugger)", "t": "a debugger holds it",
-          "D": "it waits for a disk or a device", "R": "it computes without letting its other threads run"}
+KERNEL_STATES = {"T": "it is stopped (SIGSTOP, Ctrl-Z or a debugger)", "t": "a debugger holds it",
+                 "D": "it waits for a disk or a device", "R": "it computes without letting its other threads run"}
 
 
 class Hung(NamedTuple):
@@ -39,8 +39,7 @@ class Hung(NamedTuple):
     names: List[str]
     text: str
     host: Optional[str] = None
-    stacks: bool = True
-    """Whether the processes should print their stacks."""
+    print_stacks: bool = True  # before they are killed
 
 
 @dataclass
@@ -49,16 +48,16 @@ class _ProcessState:
 
     name: str
     host: str
-    agent: str  # the host's name in the plan, which no two agents share
+    planned_host: str  # the host's name in the plan, which no two agents share
     agent_at: Optional[float] = None  # the time of its agent's last message
     silent_s: Optional[float] = None  # as the agent counts; None: it has no pulse
-    state: str = ""
+    kernel_state: str = ""
     progress: int = 0  # a beat's `at`: a worker's iteration, how many messages a server has carried out
-    part: int = 0
+    substep: int = 0
     activity: str = ""
     asynchronous: bool = False
     leaving: bool = False
-    told_end: bool = False  # `progress` is the iteration that it ended after
+    progress_is_final: bool = False  # `progress` is the iteration that it ended after
     waits_s: Optional[float] = None
     moves: int = 0
     moved_at: float = 0.0
@@ -67,21 +66,21 @@ class _ProcessState:
 
     def beat(self, beat: Mapping[str, Any], now: float) -> None:
         self.silent_s = number(beat.get("silent_s")) or 0.0
-        self.state = str(beat.get("state") or "")[:1]
+        self.kernel_state = str(beat.get("state") or "")[:1]
         self.asynchronous = beat.get("asynchronous") is True
         waited, self.waits_s = self.waits_s is not None, number(beat.get("waits_s"))
-        at, part, self.moves = (int(number(beat.get(name)) or 0) for name in ("at", "part", "moves"))
-        at = self.progress if self.told_end else at  # the agent passes on its last beat once more
+        at, substep, self.moves = (int(number(beat.get(name)) or 0) for name in ("at", "substep", "moves"))
+        at = self.progress if self.progress_is_final else at  # the agent passes on its last beat once more
         activity = str(beat.get("activity") or "")[:20]
-        if (at, part, activity) != (self.progress, self.part, self.activity):
+        if (at, substep, activity) != (self.progress, self.substep, self.activity):
             if activity and activity == self.activity and not waited and self.moves > FIRST_ITERATIONS:
                 self.slowest_s = max(self.slowest_s, now - self.moved_at)
-            self.progress, self.part, self.activity, self.moved_at = at, part, activity, now
+            self.progress, self.substep, self.activity, self.moved_at = at, substep, activity, now
 
     def limit_s(self, base_s: float, waits: bool = False) -> float:
         """How long it may stand still. While it waits for others its activity gives it no more time."""
-        going = self.moves > FIRST_ITERATIONS and (waits or self.activity == "training")
-        return max(base_s * (1 if going or self.activity == "serving" else SLOW), PATIENCE * self.slowest_s)
+        going = (self.moves > FIRST_ITERATIONS and (waits or self.activity == "training")) or self.activity == "serving"
+        return max(base_s * (1 if going else LENIENT_FACTOR), PAUSE_FACTOR * self.slowest_s)
 
 
 class LivenessMonitor:
@@ -94,7 +93,7 @@ class LivenessMonitor:
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()
         self._farthest = 0
-        self._finished: Dict[str, _ProcessState] = {}  # workers that have ended
+        self._ended_workers: Dict[str, _ProcessState] = {}
         self._uneven = False  # the user has been told that the data differ in length
 
     # Events
@@ -105,7 +104,7 @@ class LivenessMonitor:
             if name in self._processes:
                 self._processes[name].agent_at = now
 
-    def placed(self, name: str, host: str) -> None:
+    def set_host(self, name: str, host: str) -> None:
         """The host of a process is now known."""
         if name in self._processes:
             self._processes[name].host = host
@@ -122,14 +121,14 @@ class LivenessMonitor:
         """The process is done, after iteration `at` if it says so, and will end by itself."""
         if name in self._processes:
             process, told = self._processes[name], number(at)
-            process.leaving, process.told_end = True, told is not None
+            process.leaving, process.progress_is_final = True, told is not None
             process.progress = process.progress if told is None else int(told)
 
     def ended(self, name: str) -> None:
         """The process has ended, and is not watched any more."""
         process = self._processes.pop(name, None)
         if process is not None and name.startswith("worker"):
-            self._finished[name] = process
+            self._ended_workers[name] = process
 
     def farthest(self) -> int:
         """The greatest iteration in a worker's beats."""
@@ -155,11 +154,12 @@ class LivenessMonitor:
     def _find_silent_agent(self, now: float) -> Optional[Hung]:
         agents: Dict[str, List[_ProcessState]] = {}
         for process in self._processes.values():
-            agents.setdefault(process.agent, []).append(process)
-        for agent, there in agents.items():
-            if there[0].agent_at is None:
+            agents.setdefault(process.planned_host, []).append(process)
+        for agent, processes in agents.items():
+            if processes[0].agent_at is None:
                 continue
-            silent_s, names, host = now - there[0].agent_at, [process.name for process in there], there[0].host
+            silent_s, host = now - processes[0].agent_at, processes[0].host
+            names = [process.name for process in processes]
             if silent_s > self._limit_s:
                 return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
             if silent_s > self._warn_s and agent not in self._silent_agents:
@@ -173,7 +173,7 @@ class LivenessMonitor:
 
     def _find_silent(self, now: float) -> Optional[Hung]:
         for process in self._fresh(now):
-            times = SLOW if process.leaving and process.state not in ("T", "t") else 1
+            times = LENIENT_FACTOR if process.leaving and process.kernel_state not in ("T", "t") else 1
             if process.silent_s is None or process.silent_s <= min(FRESH_S, self._warn_s):
                 self._recovered(process, "answer")
             elif process.silent_s > times * self._warn_s:
@@ -215,12 +215,13 @@ class LivenessMonitor:
     def _compare_lengths(self, now: float) -> Optional[Hung]:
         """Rule 4: a failure if a worker with fewer batches has said where it ended, else a warning."""
         workers = [process for process in self._answering(now) if process.name.startswith("worker")]
-        waiting = [process for process in workers if (process.waits_s or 0) > LEFT_S]
+        waiting = [process for process in workers if (process.waits_s or 0) > UNEVEN_DATA_S]
         if self._uneven or not waiting or any(process.asynchronous for process in workers):
             return None
         farthest = max(waiting, key=lambda process: process.progress)
-        fewer = {name: ended.progress for name, ended in self._finished.items() if ended.progress < farthest.progress}
-        certain = any(self._finished[name].told_end for name in fewer)
+        fewer = {name: ended.progress for name, ended in self._ended_workers.items()
+                 if ended.progress < farthest.progress}
+        certain = any(self._ended_workers[name].progress_is_final for name in fewer)
         have = "has ended" if len(fewer) == 1 else "have ended"
         if fewer and certain:
             have += f" after {_iterations(list(fewer.values()))}"
@@ -237,7 +238,7 @@ class LivenessMonitor:
                     'shards of one size and last_batch="discard"; or make the store with uneven="join"; or take an '
                     "asynchronous one, such as asgd")
             if certain:
-                return Hung([process.name for process in waiting], text, stacks=False)
+                return Hung([process.name for process in waiting], text, print_stacks=False)
             self._warnings.append(text)
         return None
 
@@ -252,7 +253,8 @@ class LivenessMonitor:
         return [process for process in self._fresh(now) if process.silent_s is not None and process.silent_s < FRESH_S]
 
     def _because(self, process: _ProcessState) -> str:
-        return (f": {STATES[process.state]}" if process.state in STATES else "") + self._waiters(process)
+        state = KERNEL_STATES.get(process.kernel_state, "")
+        return (state and f": {state}") + self._waiters(process)
 
     def _waiters(self, process: _ProcessState) -> str:
         waiting = [other for other in self._processes.values()

@@ -4,11 +4,11 @@ A job does not start again after a mistake in the options (exit code 64), after 
 have succeeded, or if the same failure comes twice: the same process, in the same words, from the same checkpoint, and
 no farther than before.
 
-If workers are missing at a restart (`Membership`), the launcher tries to start the job until the rejoin timeout has
-passed. These tries do not count as restarts. Then a job of MIN:MAX workers goes on without the missing ones. A later
-restart calls all workers again; one that was left out before gets a single try. With `--grow` the launcher also does
-this at a checkpoint, once a missing host answers. After a failed try it waits at least `REGROW_S`, and doubles the wait
-each time.
+If workers are missing at a restart, the launcher makes further attempts until the rejoin timeout has passed; they do
+not count as restarts. Then a job of MIN:MAX workers goes on without the missing ones (`Membership`). Each later restart
+begins with all workers, but one that was left out before has a single attempt to come back. With `--grow` such a
+restart also takes place at a checkpoint, once a missing host answers. If the workers do not come back then, the next
+one waits at least `REGROW_S`, and twice as long each time.
 """
 import dataclasses
 import re
@@ -45,12 +45,12 @@ class Decision(NamedTuple):
     text: str = ""
 
 
-def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) -> Decision:
-    """What follows `attempt` after `done` of `most` restarts; `before`: the attempt before it."""
+def decide(attempt: Attempt, before: Optional[Attempt], restarts_used: int, max_restarts: int) -> Decision:
+    """What follows `attempt`; `before`: the attempt before it."""
     verdict = attempt.verdict
     if verdict.grows:
         return Decision(True, f"going on from checkpoint {attempt.saved} with all workers, if they come")
-    if verdict.finished or verdict.by_signal or not most:
+    if verdict.workers_succeeded or verdict.by_signal or not max_restarts:
         return Decision(False)
     if verdict.exit_code == EXIT_USAGE:
         return Decision(False, "not started again: the options would be wrong again")
@@ -59,13 +59,13 @@ def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) ->
                 before.failure_kind, before.resumed, before.saved, before.verdict.culprit):
         return Decision(False, f"not started again: {verdict.culprit} has failed in the same way as before, after the "
                         f"same checkpoint ({attempt.resumed}) and no farther than then (iteration {before.farthest})")
-    if done == most:
-        used = "the 1 restart is" if most == 1 else f"all {most} restarts are"
+    if restarts_used == max_restarts:
+        used = "the 1 restart is" if max_restarts == 1 else f"all {max_restarts} restarts are"
         return Decision(False, f"not restarted: {used} used up (--max-restarts)")
     iterations = max(0, attempt.farthest - attempt.saved)
     where = f"checkpoint {attempt.saved}" if attempt.saved else "the beginning"
-    return Decision(True, f"restart {done + 1} of {most}, from {where}; lost are {attempt.since_checkpoint_s:.1f} s, "
-                    f"at least {iterations} iterations")
+    return Decision(True, f"restart {restarts_used + 1} of {max_restarts}, from {where}; lost are "
+                    f"{attempt.since_checkpoint_s:.1f} s, at least {iterations} iterations")
 
 
 class Membership:
@@ -77,40 +77,40 @@ class Membership:
     def __init__(self, job: Job) -> None:
         self.full, self.present = job, list(range(job.num_workers))
         self._has_ever_started = False
-        self._gone: Set[Host] = set()
-        self._left_out: List[str] = []
-        self._since: Optional[float] = None
-        self._grown = 0  # attempts to take workers back since all of them took part
+        self._hosts_left_out: Set[Host] = set()
+        self._names_left_out: List[str] = []
+        self._missing_since: Optional[float] = None
+        self._growth_attempts = 0  # since all workers took part
 
     @property
     def job(self) -> Job:
         """The next attempt's job: with the workers that take part, on the hosts that are there."""
         full = self.full
-        if len(self.present) == full.num_workers and not self._gone:
+        if len(self.present) == full.num_workers and not self._hosts_left_out:
             return full
         slots = [full.slots[rank % len(full.slots)] for rank in self.present] if full.slots else []
-        spare = [host for host in full.slots[full.num_workers:] if host not in self._gone]
+        spare = [host for host in full.slots[full.num_workers:] if host not in self._hosts_left_out]
         servers = len(self.present) if full.servers_beside_workers else full.num_servers
         return dataclasses.replace(full, num_workers=len(self.present), num_servers=servers, slots=(*slots, *spare))
 
     def note_started(self) -> None:
         """In the last attempt all processes joined: the next one calls all workers."""
         if self.job is self.full:
-            self._left_out, self._grown = [], 0
-        self._has_ever_started, self._since = True, None
-        self.present, self._gone = list(range(self.full.num_workers)), set()
+            self._names_left_out, self._growth_attempts = [], 0
+        self._has_ever_started, self._missing_since = True, None
+        self.present, self._hosts_left_out = list(range(self.full.num_workers)), set()
 
     def left_out_hosts(self, now: float) -> Tuple[List[Host], float]:
         """The hosts that the next attempt leaves out, and from which time on it takes them back at a checkpoint."""
         full = self.full
         slots = full.slots or (LOCAL,)
         hosts = [slots[rank % len(slots)] for rank in range(full.num_workers) if rank not in self.present]
-        wait_s = REGROW_S * 2 ** (self._grown - 1) if self._grown else 0.0
-        return list(dict.fromkeys([*hosts, *self._gone])) if full.grow else [], now + wait_s
+        wait_s = REGROW_S * 2 ** (self._growth_attempts - 1) if self._growth_attempts else 0.0
+        return list(dict.fromkeys([*hosts, *self._hosts_left_out])) if full.grow else [], now + wait_s
 
     def note_growth(self) -> None:
         """The last attempt was ended to take workers back."""
-        self._grown += 1
+        self._growth_attempts += 1
 
     def after_failed_start(self, blocking: Sequence[Process], planned: Sequence[Process], now: float
                            ) -> Optional[Decision]:
@@ -121,11 +121,11 @@ class Membership:
                 and all(other.name in names for other in planned if other.host == process.host)}
         if not self._has_ever_started or not self.full.max_restarts or not (workers or gone):
             return None
-        self._since = now if self._since is None else self._since
+        self._missing_since = now if self._missing_since is None else self._missing_since
         missing = [f"worker {self.present[process.rank]}" for process in workers] or [
             f"host {host.address}" for host in gone]
-        wait_s = self.full.rejoin_timeout_s - (now - self._since)
-        if wait_s > 0 and not set(missing) <= set(self._left_out):
+        wait_s = self.full.rejoin_timeout_s - (now - self._missing_since)
+        if wait_s > 0 and not set(missing) <= set(self._names_left_out):
             then = ", then without" if self.full.least_workers else ""
             return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s{then}")
         if not self.full.least_workers:
@@ -134,8 +134,8 @@ class Membership:
         left = [rank for rank in self.present if rank not in ranks]
         if len(left) < self.full.least_workers:
             return None
-        self.present, self._since = left, None
-        self._gone |= gone
-        self._left_out += missing
+        self.present, self._missing_since = left, None
+        self._hosts_left_out |= gone
+        self._names_left_out += missing
         return Decision(True, f"going on with {len(left)} of {self.full.num_workers} workers, without "
                         f"{listed(missing)}; batches are dealt anew")

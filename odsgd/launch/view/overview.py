@@ -51,7 +51,7 @@ class Overview:
 
     # Events
 
-    def placed(self, name: str, host: str) -> None:
+    def set_host(self, name: str, host: str) -> None:
         """The host of a process is now known."""
         self._hosts[name] = host
 

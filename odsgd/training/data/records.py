@@ -56,7 +56,7 @@ class RecordData:
             if index >= start:
                 yield self._place(batch)
             else:
-                pulse.part = index + 1  # or this would be taken for standing still
+                pulse.substep = index + 1  # or this would be taken for standing still
 
     def test(self) -> Iterator[Batch]:
         """The test set in its own order; the last batch is as short as it has to be."""

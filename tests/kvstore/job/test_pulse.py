@@ -23,7 +23,7 @@ def test_beats_come_from_a_thread_of_their_own() -> None:
     pulse.moved(7)
     pulse.more["stale"] = lambda: [[1, 2, 3]]
     pulse.activity = "training"
-    until(lambda: told[-1] == {"at": 7, "moves": 1, "part": 0, "activity": "training",
+    until(lambda: told[-1] == {"at": 7, "moves": 1, "substep": 0, "activity": "training",
                               "asynchronous": False, "waits_s": None,
                               "nbytes": 0, "stale": [[1, 2, 3]]}, 60)
     assert threading.active_count() == before + 2  # the other one looks

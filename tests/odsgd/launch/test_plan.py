@@ -56,8 +56,8 @@ def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_socket
     for process in plan.processes:
         assert (process.env["DMLC_LOCAL"], process.env["DMLC_NODE_HOST"], process.env["DMLC_PS_ROOT_URI"]) == (
             "1", "127.0.0.1", "127.0.0.1")
-    agents = [AgentConnection(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place)
-              for host, at, place in (
+    agents = [AgentConnection(host.address, plan.on(host), Channel(0, 1), tunnel=at, socket_namespace=namespace)
+              for host, at, namespace in (
         (plan.processes[0].host, "10.0.0.9:7", "x"), (A, "10.0.0.1:8", "x"), (B, "10.0.0.2:9", "y"))]
     from_a, none, others = (made for _, made in ssh.remote_sockets(agents))
     assert none == []  # the launching machine and A have one folder, and remote sockets once
@@ -79,8 +79,8 @@ def test_workers_of_a_secure_ring_have_a_port_of_loopback_each_and_remote_socket
         assert process.env["FI_TCP_PORT_HIGH_RANGE"] == str(port) and process.env["FI_TCP_IFACE"] == "lo"
         assert process.env["DMLC_NODE_HOST"] == "127.0.0.1" and process.env["X"] == "1"
         assert process.sockets == {f"127.0.0.1:{port}": True} and not process.files
-    agents = [AgentConnection(host.address, plan.on(host), Channel(0, 1), tunnel=host.address, place=host.address)
-                for host in (A, B)]
+    agents = [AgentConnection(host.address, plan.on(host), Channel(0, 1), tunnel=host.address,
+                              socket_namespace=host.address) for host in (A, B)]
     assert [[(remote.name, remote.tunnel) for remote in made] for _, made in ssh.remote_sockets(agents)] == [
         [(f"127.0.0.1:{ports[1]}", B.address)], [(f"127.0.0.1:{port}", A.address) for port in (ports[0], ports[2])]]
     assert ssh.orders(asked, plan.on(A), remote=True).sockets == {}  # files, which it would take away
@@ -93,7 +93,7 @@ def test_ports_of_workers_lie_where_the_kernel_takes_none(count: int) -> None:
 
 
 def test_a_job_that_is_started_again_is_told_what_it_has_saved() -> None:
-    first, second = make_plan(job(1, 1), ROOT), make_plan(job(1, 1), ROOT, restarts=2, saved=40)
+    first, second = make_plan(job(1, 1), ROOT), make_plan(job(1, 1), ROOT, attempts_before=2, saved=40)
     assert not any("ODSGD_SAVED" in process.env for process in first.processes)
     assert {(one.env["ODSGD_RESTARTS"], one.env["ODSGD_SAVED"]) for one in second.processes} == {("2", "40")}
 

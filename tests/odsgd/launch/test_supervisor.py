@@ -90,16 +90,16 @@ def test_a_process_that_asks_for_what_is_not_served_is_cut_off(agents: Agents) -
 
 @pytest.mark.parametrize("agents", [False], indirect=True)
 def test_hosts_that_are_lost_together_do_not_keep_the_loop_from_its_work_one_by_one(agents: Agents) -> None:
-    carriers = [subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE) for _ in range(30)]
+    starters = [subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE) for _ in range(30)]
     began = time.monotonic()
-    for carrier in carriers:
+    for starter in starters:
         opened = agents.supervisor.agents
         agent = opened.all[0]
-        opened._lost_agent(AgentConnection(agent.host, agent.processes, agent.channel, carrier, "ssh"))
+        opened._lost_agent(AgentConnection(agent.host, agent.processes, agent.channel, starter, "ssh"))
     assert time.monotonic() - began < 15.0  # each had a second
-    for carrier in carriers:
-        carrier.kill()
-        carrier.communicate()
+    for starter in starters:
+        starter.kill()
+        starter.communicate()
 
 
 def test_an_agent_whose_streams_all_end_in_one_turn_of_the_loop_is_lost_once() -> None:
@@ -108,12 +108,12 @@ def test_an_agent_whose_streams_all_end_in_one_turn_of_the_loop_is_lost_once() -
     plan = make_plan(asked, ROOT)
     events = hosts_agents.Events(lambda *said: None, lambda *told: lost.append(told), lambda *line: None)
     agents = hosts_agents.Agents(asked, plan, events)
-    carrier = subprocess.Popen(["sh", "-c", "exit 3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    starter = subprocess.Popen(["sh", "-c", "exit 3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
-    carrier.wait()  # so that the loop finds both ends at once
-    assert carrier.stdin and carrier.stdout
-    channel = Channel(carrier.stdout.fileno(), carrier.stdin.fileno())
-    agents.add(AgentConnection("10.0.0.1", plan.on(A), channel, carrier, "ssh"))
+    starter.wait()  # so that the loop finds both ends at once
+    assert starter.stdin and starter.stdout
+    channel = Channel(starter.stdout.fileno(), starter.stdin.fileno())
+    agents.add(AgentConnection("10.0.0.1", plan.on(A), channel, starter, "ssh"))
     agents.turn()
     agents.close()
     assert lost == [("10.0.0.1", plan.on(A), "ssh ended with exit code 3", [])]

@@ -151,9 +151,9 @@ def test_records_of_an_epoch_come_again_with_the_same_bits_from_any_batch(record
 
 
 def test_batches_that_a_resumed_epoch_drops_are_told_of_so_that_it_is_not_taken_for_hung(record_folder: Path) -> None:
-    pulse.part = 0
+    pulse.substep = 0
     next(imagenet(record_folder).train(2, start=3))
-    assert pulse.part == 3
+    assert pulse.substep == 3
 
 
 def test_the_order_of_records_differs_from_epoch_to_epoch_and_seed_to_seed(record_folder: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_worker_that_mpi_has_ended_after_a_deadline_of_another_is_not_the_caus
 def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(killed: int) -> None:
     for other, culprit, exit_code in ((killed, "worker 0", 128 - killed), (7, "worker 1", 15)):
         judge = running(*NAMES)
-        judge.aborted("worker 1", 0x30290F, 10.0)
+        judge.mpi_aborted("worker 1", 0x30290F, 10.0)
         judge.exited("worker 1", 0, 10.1)
         judge.exited("worker 0", other, 10.2)
         verdict = verdict_at(judge, 11.0)
@@ -188,7 +188,7 @@ def test_all_have_ended_well() -> None:
     end_workers(judge, 10.0)
     assert judge.tick(10.05) is None
     judge.exited("server 0", 0, 10.1)
-    assert verdict_at(judge, 10.1) == Verdict(0, "", finished=True)  # the scheduler hears no farewell
+    assert verdict_at(judge, 10.1) == Verdict(0, "", workers_succeeded=True)  # the scheduler hears no farewell
 
 
 def test_a_server_whose_word_of_joining_comes_late_is_waited_for_all_the_same() -> None:
@@ -197,14 +197,14 @@ def test_a_server_whose_word_of_joining_comes_late_is_waited_for_all_the_same() 
     assert judge.tick(10.05) is None
     judge.reported("server 0", {"event": "joined"}, 10.1)
     judge.exited("server 0", 0, 10.2)
-    assert verdict_at(judge, 10.2) == Verdict(0, "", finished=True)
+    assert verdict_at(judge, 10.2) == Verdict(0, "", workers_succeeded=True)
 
 
 def test_a_server_that_says_it_is_done_is_not_waited_for() -> None:
     judge = running(*NAMES)
     judge.reported("server 0", {"event": "done"}, 9.9)
     end_workers(judge, 10.0)
-    assert verdict_at(judge, 10.0) == Verdict(0, "", finished=True)
+    assert verdict_at(judge, 10.0) == Verdict(0, "", workers_succeeded=True)
 
 
 def test_servers_that_stay_are_stopped_and_the_job_has_succeeded() -> None:
@@ -384,7 +384,7 @@ def test_a_job_that_has_lost_workers_succeeds_and_says_so() -> None:
     judge.exited("server 0", 0, 14.1)
     judge.exited("scheduler", 0, 14.1)
     assert verdict_at(judge, 14.1) == Verdict(0, "the job has finished without workers [1, 2]",
-                                               finished=True)
+                                               workers_succeeded=True)
 
 
 def test_a_worker_may_be_lost_when_all_others_have_finished() -> None:

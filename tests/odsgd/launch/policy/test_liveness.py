@@ -4,7 +4,7 @@ from typing import Any, Dict, Optional, Set
 import pytest
 
 from odsgd.config.launch import LEAST_HANG_TIMEOUT_S
-from odsgd.launch.policy.liveness import PATIENCE, WARN_S, Hung, LivenessMonitor
+from odsgd.launch.policy.liveness import PAUSE_FACTOR, WARN_S, Hung, LivenessMonitor
 
 HOSTS = {"scheduler": "head", "server 0": "node1", "server 1": "node2", "worker 0": "node1", "worker 1": "node2"}
 
@@ -82,9 +82,9 @@ def test_any_hang_timeout_works_as_it_says(limit_s: float, trouble: str) -> None
     while hung is None and story.now < began + 1000:
         hung = story.goes_on(1)
     if trouble in ("still", "all"):
-        limit_s = max(limit_s, PATIENCE * 1.0)  # iterations took a second
+        limit_s = max(limit_s, PAUSE_FACTOR * 1.0)  # iterations took a second
     assert hung is not None and limit_s < story.now - began <= limit_s + 2
-    named = limit_s > PATIENCE if trouble == "still" else trouble != "all"
+    named = limit_s > PAUSE_FACTOR if trouble == "still" else trouble != "all"
     assert len(story.liveness.take_warnings()) == named
 
 
@@ -160,8 +160,8 @@ def test_other_activities_have_a_limit_of_their_own(activity: str, limit_s: int)
 def test_batches_of_an_evaluation_are_movement() -> None:
     story = Story()
     story.goes_on(20)
-    for part in range(20):
-        story.states = {name: {"activity": "evaluation", "part": part, "waits_s": None}
+    for substep in range(20):
+        story.states = {name: {"activity": "evaluation", "substep": substep, "waits_s": None}
                         for name in ("worker 0", "worker 1")}
         assert story.goes_on(100, moves=False) is None
 
@@ -235,7 +235,7 @@ def test_a_worker_that_ends_early_fails_the_job_at_once_and_is_named_if_it_did_n
         story.states = {"worker 0": {"at": 21, "waits_s": 2.5}}
         hung = story.goes_on(30, moves=False)
         if told:
-            assert hung and hung.names == ["worker 0"] and not hung.stacks and story.now == 21
+            assert hung and hung.names == ["worker 0"] and not hung.print_stacks and story.now == 21
             assert hung.text.startswith("worker 1 has ended after iteration 20, and worker 0 waits in iteration 21: ")
         else:
             warning, = story.liveness.take_warnings()

@@ -16,8 +16,8 @@ from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 def attempt(exit_code: int = 137, culprit: Optional[str] = "worker 1", resumed: int = 400, saved: int = 400,
             farthest: int = 412, message: str = "worker 1 failed (host a, pid 7): killed by SIGKILL\n  the last lines",
-            by_signal: bool = False, finished: bool = False) -> Attempt:
-    return Attempt(Verdict(exit_code, message, culprit, by_signal, finished), resumed, saved, farthest, 3.45)
+            by_signal: bool = False, succeeded: bool = False) -> Attempt:
+    return Attempt(Verdict(exit_code, message, culprit, by_signal, succeeded), resumed, saved, farthest, 3.45)
 
 
 def test_a_failure_is_followed_by_a_restart_that_says_what_is_lost() -> None:
@@ -26,8 +26,8 @@ def test_a_failure_is_followed_by_a_restart_that_says_what_is_lost() -> None:
     assert decide(attempt(saved=0), None, 1, 3).text.startswith("restart 2 of 3, from the beginning; lost are 3.5 s")
 
 
-@pytest.mark.parametrize("ended", [attempt(exit_code=0, culprit=None, finished=True),
-                                   attempt(exit_code=137, culprit=None, finished=True),  # a server, after the workers
+@pytest.mark.parametrize("ended", [attempt(exit_code=0, culprit=None, succeeded=True),
+                                   attempt(exit_code=137, culprit=None, succeeded=True),  # a server, after the workers
                                    attempt(exit_code=130, by_signal=True)])
 def test_success_and_signals_end_a_job_without_a_word(ended: Attempt) -> None:
     assert decide(ended, None, 0, 3) == Decision(False)
