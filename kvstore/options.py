@@ -163,16 +163,16 @@ LENGTH = Kind("SPAN", "iterations (200) or epochs (2epochs)", _training_length)
 
 
 def option(default: Any, kind: Kind, help: str, *, group: str = "Method", otherwise: str = "", result: bool = True,
-           tunes: bool = False, portable: bool = True) -> Any:
+           tunable: bool = False, method_specific: bool = False) -> Any:
     """A field of a configuration.
 
     `otherwise`: the default in words, where it is None and depends on something else.
     `result`: whether another value gives another result; a run can be resumed only with the same ones.
-    `tunes`: whether a run that diverges is mended with it.
-    `portable`: whether a value that is good for one method is good for another that has this option, too.
+    `tunable`: whether another value may mend a run that diverges.
+    `method_specific`: whether a value that is good for one method may be bad for another that has this option, too.
     """
-    metadata = {"group": group, "kind": kind, "help": help, "otherwise": otherwise, "result": result, "tunes": tunes,
-                "portable": portable}
+    metadata = {"group": group, "kind": kind, "help": help, "otherwise": otherwise, "result": result,
+                "tunable": tunable, "method_specific": method_specific}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -33,7 +33,7 @@ HALVED = '''
 
         @dataclass(frozen=True)
         class Options(Options):
-            sent_part: float = option(0.5, real(above=0), "part of a gradient that is sent", tunes=True)
+            sent_part: float = option(0.5, real(above=0), "part of a gradient that is sent", tunable=True)
 '''
 
 

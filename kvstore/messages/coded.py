@@ -5,8 +5,8 @@
 
 Only codecs of a few bits have a residual; r_0 = 0. Without a codec weights come back as they are. With one their
 changes come back, and the rest of a change is part of the next one; both ends keep s, s_0 = W_0. A fetch without a push
-brings W as it is and does not change s. Where servers have rounds (`Traffic.quorum`), the answer to a push is empty,
-and the fetch that asks for the end of the round brings d_t.
+brings W as it is and does not change s. With a `quorum` the answer to a push is empty, and the fetch that ends the
+round brings d_t.
 """
 from typing import Dict
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from kvstore.errors import ProtocolError
 from kvstore.messages.codecs import Plain, codec
-from kvstore.messages.header import BEGIN, FETCH, HEADER, asker
-from kvstore.messages.seam import Traffic
+from kvstore.messages.header import BEGIN, FETCH, HEADER, ends_round_of
+from kvstore.messages.seam import TrafficSettings
 
 BLOCK = 64 * 1024  # floats that stay in a core's cache from one pass to the next
 NOTHING = np.empty(0, np.uint8)
@@ -24,14 +24,14 @@ NOTHING = np.empty(0, np.uint8)
 def brings(quorum: int, header: np.ndarray) -> str:
     """What the answer to the message with this header brings: `nothing`, the weights `plain`, or `coded`."""
     if header[-1] == FETCH:
-        return "coded" if asker(header) >= 0 else "plain"
+        return "coded" if ends_round_of(header) >= 0 else "plain"
     return "nothing" if quorum or header[-1] == BEGIN else "coded"
 
 
 class CodedPush:
     """A worker's gradients of one bucket. One at a time is on its way."""
 
-    def __init__(self, traffic: Traffic, size: int) -> None:
+    def __init__(self, traffic: TrafficSettings, size: int) -> None:
         self._codec, self._keeps = codec(traffic.codec, traffic.codec_threshold), np.float32(traffic.codec_keeps)
         self._message = np.empty(0 if isinstance(self._codec, Plain) else self._codec.nbytes(size), np.uint8)
         self.residual = np.zeros(size, np.float32) if self._codec.residual else None
@@ -60,7 +60,7 @@ class CodedPush:
 class CodedAnswer:
     """One end of the way that a bucket's weights take to one worker, or to all workers alike."""
 
-    def __init__(self, traffic: Traffic, w: np.ndarray, alike: bool) -> None:
+    def __init__(self, traffic: TrafficSettings, w: np.ndarray, alike: bool) -> None:
         """Begin at weights `w`. `alike`: every reader has each answer before the weights change again."""
         self._codec, self._quorum = codec(traffic.codec_weights), traffic.quorum
         self._changes, self._alike = not isinstance(self._codec, Plain), alike
@@ -96,8 +96,9 @@ class CodedAnswer:
             w[:] = self._shown
 
 
-class CodedBucket:
-    """One bucket on a server: its workers' pushes, decoded, and the answers to them. No network, no clock.
+class DirectBucket:
+    """One bucket that travels on direct connections, on a server: its workers' pushes, with or without a codec, and the
+    answers to them. No network, no clock.
 
     A synchronous round adds in the order of the workers' ranks, in whatever order they come, so its bits are
     the same each time.
@@ -105,7 +106,7 @@ class CodedBucket:
     pushed, stored : ``[ payload … | header ]``, as `Shard.handle_push` wants them
     """
 
-    def __init__(self, traffic: Traffic, num_workers: int, pushed: np.ndarray, stored: np.ndarray) -> None:
+    def __init__(self, traffic: TrafficSettings, num_workers: int, pushed: np.ndarray, stored: np.ndarray) -> None:
         self._asynchronous, self._quorum, self._num_workers = traffic.asynchronous, traffic.quorum, num_workers
         self.pushed, self.stored, size = pushed, stored, stored.size - HEADER
         self._total, self._w = pushed[:size], stored[:size]

@@ -5,8 +5,8 @@
 
 In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous job single pushes. The sender_code
 is the worker's rank + 1, or FETCH in a message that only asks for the answer; its lr_hi is then 0, or rank + 1 of a
-worker that asks for the end of its round. In messages with a codec the four floats
-come first (`FRAME`). docs/explanation/messages.md says why.
+worker whose round it is to end. On connections of our own the four floats come first (`FRAME`).
+docs/explanation/messages.md says why.
 """
 import struct
 from typing import NamedTuple, Tuple
@@ -46,8 +46,8 @@ def split_lr(lr: float) -> Tuple[float, float]:
     return high, float(np.float32(lr - high))
 
 
-def asker(header: np.ndarray) -> int:
-    """The worker whose fetch asks for the end of its round; -1 in any other message."""
+def ends_round_of(header: np.ndarray) -> int:
+    """The worker whose round this fetch is to end; -1 in any other message."""
     return int(header[1]) - 1 if header[-1] == FETCH else -1
 
 

@@ -13,8 +13,8 @@ process (`in_process`) may wait in it. So an algorithm calls `result` where it n
 
 Buffers. `exchange` copies `grad`, so the caller may go on reading it; an array from `room` is not copied and belongs to
 the transport again. A result stays valid until the second next exchange of the same bucket. The result of an
-`allreduce` stays valid until `Traffic.depth` later ones of the bucket; the caller may overwrite its input at once,
-since the engine delays that write until the sum has read it.
+`allreduce` stays valid until `TrafficSettings.depth` later ones of the bucket; the caller may overwrite its input at
+once, since the engine delays that write until the sum has read it.
 Order. Exchanges of one bucket take place in the order they were asked for, never two at a time. Allreduces begin in the
 order they were asked for, which is the same on all workers.
 """
@@ -60,8 +60,8 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """How a method uses its transport."""
+class TrafficSettings:
+    """How a method's buckets are cut, sent and answered."""
 
     asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
     waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
@@ -77,14 +77,14 @@ class Traffic:
     quorum: int = 0  # pushes that a round of asynchronous servers has at least; what came of it is fetched. 0: none
 
     @property
-    def coded(self) -> bool:
+    def has_codec(self) -> bool:
         """Whether anything has a codec."""
         return (self.codec, self.codec_weights) != ("none", "none")
 
     @property
-    def direct(self) -> bool:
-        """Whether servers answer other than MXNet's would, so that messages take connections of our own."""
-        return self.coded or self.quorum > 0
+    def own_connections(self) -> bool:
+        """Whether servers answer other than MXNet's would, so that messages take direct connections of our own."""
+        return self.has_codec or self.quorum > 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Setup:
     options: Dict[str, Any]
     optimizer: Dict[str, Any]
     buckets: Sequence[Bucket]
-    traffic: Traffic
+    traffic: TrafficSettings
     outer: bool = False  # whether the optimizer is the method's own, which has the same rate for all parameters
 
     def multipliers(self, bucket: Bucket) -> Tuple[float, float]:
@@ -120,7 +120,7 @@ class Transport:
     context: Any = None  # of the arrays that it asks for: MXNet's, or None, which is NumPy's
     on_nan, iteration = "continue", 0  # the session keeps both up to date, for `finite_check`
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         """The buckets, numbered for this transport. Called once."""
         raise NotImplementedError
 
@@ -223,10 +223,10 @@ class Replicated(GlobalWeights):
 class Servers(Transport, GlobalWeights):
     """Parameter servers. The calls below are for asynchronous jobs, where each push has an answer of its own."""
 
-    def fetch(self, bucket: Bucket, after: Array, ends: bool = False) -> Pending:
+    def fetch(self, bucket: Bucket, after: Array, end_round: bool = False) -> Pending:
         """The global weights as they stand once `after` has been written and the last answer is there.
 
-        `ends`: those after the round that this worker's last push belongs to, which may be over now (`Rule.asked`).
+        `end_round`: the weights after the round of this worker's last push, which this may end (`Rule.end_round`).
         The result stays valid until the next fetch of the bucket.
         """
         raise NotImplementedError

@@ -31,7 +31,7 @@ import collections
 from dataclasses import replace
 from typing import Deque
 
-from kvstore.messages.seam import Array, Pending, Replicated, Traffic
+from kvstore.messages.seam import Array, Pending, Replicated, TrafficSettings
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Step, Update, Worker
 
@@ -73,5 +73,5 @@ class ACCO(Method):
     Options = common.Options
     resumes_from_optimizer = False
 
-    def traffic(self, whole: bool) -> Traffic:
+    def traffic(self, whole: bool) -> TrafficSettings:
         return replace(super().traffic(whole), depth=3)

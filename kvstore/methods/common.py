@@ -69,18 +69,23 @@ class CodedOptions(Options):
     codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, bfloat16, "
                         "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), e3m0 (4 bits "
                         "each and a scale per 256), 2bit or 1bit (MXNet's; what they leave out is sent later)",
-                        tunes=True)
+                        tunable=True)
     codec_threshold: float = option(THRESHOLD, real(above=0), "with 2bit, the value that is sent for elements at least "
-                                    "as large; with 1bit, elements above it are sent as 1, others as -1", tunes=True)
+                                    "as large; with 1bit, elements above it are sent as 1, others as -1", tunable=True)
     codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
                                 "(as they are), or their changes as float16, bfloat16, truncate or quantize",
-                                tunes=True)
+                                tunable=True)
 
     def check(self) -> None:
         if self.codec not in CODECS or not CODECS[self.codec].residual:
             self.refuse(["codec_threshold"], f"with codec `{self.codec}`; 2bit and 1bit have one")
 
 
+def lr_local() -> Any:
+    return option(None, real(at_least=0), "learning rate of the local steps", method_specific=True,
+                  otherwise="the global learning rate, as scheduled")
+
+
 def warmup(iterations: int) -> Any:
     return option(TrainingLength(iterations), LENGTH, "synchronous iterations before the delay, e.g. 200, or 2epochs",
-                  tunes=True)
+                  tunable=True)

@@ -17,7 +17,7 @@ import numpy as np
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.header import Header
-from kvstore.messages.seam import Array, GlobalWeights, Pending, Traffic
+from kvstore.messages.seam import Array, GlobalWeights, Pending, TrafficSettings
 from kvstore.methods.common import CodedOptions, Options
 
 
@@ -143,9 +143,9 @@ class Rule:
         raise ConfigError(f"on_nan `skip`: {type(self).__name__} does not say what a push that is left out is to it; "
                           "write its `skip`, or take another on_nan")
 
-    def asked(self, worker_rank: int, w: np.ndarray) -> bool:
-        """A worker has fetched with `ends`. Whether the answer is `w`, which this may update first; else it is asked
-        again after each push."""
+    def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
+        """A worker has fetched with `end_round`. Updates `w` if its round can end now, and returns whether `w` answers
+        the fetch; if not, this is called again after each push."""
         return True
 
     def statistics(self) -> Dict[str, Any]:
@@ -255,11 +255,11 @@ class Method:
     def option_names(cls) -> List[str]:
         return [field.name for field in dataclasses.fields(cls.Options)]
 
-    def traffic(self, whole: bool) -> Traffic:
+    def traffic(self, whole: bool) -> TrafficSettings:
         """How it uses its transport; `whole`: an optimizer wants whole parameters."""
-        traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
-                          on_nan=self.options.on_nan, any_cut=getattr(self, "rule", Rule).by_element)
+        settings = TrafficSettings(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
+                                   on_nan=self.options.on_nan, any_cut=getattr(self, "rule", Rule).by_element)
         if not isinstance(self.options, CodedOptions):
-            return traffic
-        return dataclasses.replace(traffic, codec=self.options.codec, codec_threshold=self.options.codec_threshold,
+            return settings
+        return dataclasses.replace(settings, codec=self.options.codec, codec_threshold=self.options.codec_threshold,
                                    codec_weights=self.options.codec_weights)

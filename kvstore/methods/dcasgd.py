@@ -88,7 +88,8 @@ class DCASGDC(ASGD):
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        lamda: float = option(0.04, real(at_least=0), "strength of the compensation", tunes=True, portable=False)
+        lamda: float = option(0.04, real(at_least=0), "strength of the compensation", tunable=True,
+                              method_specific=True)
 
 
 class DCASGDA(ASGD):
@@ -97,6 +98,6 @@ class DCASGDA(ASGD):
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        lamda: float = option(2.0, real(at_least=0), "strength of the compensation", tunes=True, portable=False)
-        m: float = option(0.95, real(at_least=0, at_most=1), "decay of the mean square", portable=False)
-        epsilon: float = option(1e-7, real(above=0), "keeps the root away from zero", portable=False)
+        lamda: float = option(2.0, real(at_least=0), "strength of the compensation", tunable=True, method_specific=True)
+        m: float = option(0.95, real(at_least=0, at_most=1), "decay of the mean square", method_specific=True)
+        epsilon: float = option(1e-7, real(above=0), "keeps the root away from zero", method_specific=True)

@@ -44,11 +44,11 @@ from typing import Any, Deque, Optional, Sequence
 import numpy as np
 
 from kvstore.errors import ConfigError
-from kvstore.messages.seam import Array, Pending, Traffic
+from kvstore.messages.seam import Array, Pending, TrafficSettings
 from kvstore.methods.asgd import Asynchronous
 from kvstore.methods.contract import Step
 from kvstore.methods.diloco import DiLoCo
-from kvstore.methods.rounds import QuorumRule
+from kvstore.methods.quorum import QuorumRule
 from kvstore.options import PATH, integer, option
 from kvstore.options import name as one_of
 
@@ -74,14 +74,14 @@ class Learner(Asynchronous):
             counts = (steps * step.samples) ** 2 / steps
             self.last_exchange = self.weights_holder.exchange(bucket, self.anchor - x, counts)
         if since == options.grace:
-            self.asked.append(self.weights_holder.fetch(bucket, self.last_exchange.untaken(), ends=True))
+            self.asked.append(self.weights_holder.fetch(bucket, self.last_exchange.untaken(), end_round=True))
         if since != options.delay or not self.asked:
             return x
         self.anchor[:] = self.asked.popleft().result()
         return options.mix * x + (1 - options.mix) * self.anchor if options.mix else self.anchor
 
     def global_weights(self, step: Step) -> Array:
-        return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken(), ends=True).untaken()
+        return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken(), end_round=True).untaken()
 
     def wait(self) -> None:
         super().wait()
@@ -122,17 +122,17 @@ class Decoupled(DiLoCo):
     class Options(DiLoCo.Options):
         """Options of Decoupled DiLoCo."""
 
-        H: int = option(24, integer(1), "steps of a worker between two pushes of a fragment", tunes=True)
+        H: int = option(24, integer(1), "steps of a worker between two pushes of a fragment", tunable=True)
         fragments: int = option(None, integer(1), "groups of whole parameters that travel at different steps",
-                                          tunes=True, otherwise=f"{FRAGMENTS}, or the number of parameters")
-        delay: int = option(None, integer(0), "steps between a push and what comes of it; less than H", tunes=True,
+                                          tunable=True, otherwise=f"{FRAGMENTS}, or the number of parameters")
+        delay: int = option(None, integer(0), "steps between a push and what comes of it; less than H", tunable=True,
                             otherwise="2, or H - 1 if that is less")
         quorum: int = option(1, integer(1), "workers that a round has at least; if all, they wait for others",
-                             tunes=True)
+                             tunable=True)
         grace: int = option(None, integer(0), "steps for which a round stays open for more of them; at most delay",
-                            tunes=True, otherwise="delay - 1")
+                            tunable=True, otherwise="delay - 1")
         merge: str = option("rda", one_of("merge", ("rda", "mean")), "what outer gradients of a round come to: their "
-                            "mean length in their mean direction, or their mean", tunes=True)
+                            "mean length in their mean direction, or their mean", tunable=True)
         replay: Optional[str] = option(None, PATH, "file of the rounds of an earlier run, which this one repeats",
                                        group="Run", otherwise="rounds close as workers come")
 
@@ -155,5 +155,5 @@ class Decoupled(DiLoCo):
     def due(cls, options: Any, t: int, fragment: int) -> bool:
         return options.since(t, fragment) in (0, options.grace, options.delay)
 
-    def traffic(self, whole: bool) -> Traffic:
+    def traffic(self, whole: bool) -> TrafficSettings:
         return replace(super().traffic(whole or self.options.merge == "rda"), quorum=self.options.quorum)

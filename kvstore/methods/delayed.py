@@ -25,8 +25,8 @@ How the loop is cut. A pass of `iterate` begins where the gradient is there, and
     l.24  pull w_t                                 the same `exchange`; what reads W_t waits for it
     l.25  until forever                                                             ── a pass ends
 
-We queue the local step (l.21) before the push (l.20). Both wait for W_t. The push leaves after the local step has read
-g_m, so it can send g_m from its buffer without a copy.
+We queue the local step (l.21) before the push (l.20). Then the push needs no copy of g_m: its answer may overwrite
+g_m, which the local step has read by then. This costs no time, because both wait for W_t.
 
 Invariant: past the warm-up, the weights a worker computes on lack exactly one global update; its own local step stands
 in for it.
@@ -57,7 +57,7 @@ class DelayedWorker(Worker):
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """One pass of Algorithm 2 after the gradient is there; returns the weights of the next iteration."""
-        if step.t <= self.options.warmup.count:
+        if step.t <= self.options.warmup.iterations():
             self.last_exchange = self.weights_holder.exchange(self.bucket, grad, step.lr)  # l.7   push g_t, ask W_{t+1}
             return self.last_exchange.result()                                             # l.4   w_{t+1} = W_{t+1}
         w = self._step(self.last_exchange.result(), grad, step)
@@ -68,7 +68,7 @@ class DelayedWorker(Worker):
         """w_{t+1} of W_t, which the exchange before brings (l.24)."""
         if self.local_optimizer is None:
             return w_global                                                         #       w_{t+1} = W_t
-        if step.t == self.options.warmup.count + 1:
+        if step.t == self.options.warmup.iterations() + 1:
             self.local_optimizer.start(w_global)                                    # l.12  w_t is W_t: the warm-up ends
         return self.local_optimizer(w_global, grad, step.lr_local, out=self.w_bak)  # l.21  w_{t+1} = L(W_t, g_t; w_t)
 
@@ -92,11 +92,10 @@ class ODSGD(Delayed):
     class Options(Delayed.Options):
         warmup: TrainingLength = common.warmup(200)
         optimizer_local: str = option("sgd", local_optimizers.LOCAL, "optimizer of a worker's own weights: none, "
-                                      "sgd, dcasgd_c, dcasgd_a, adamw, or another optimizer of MXNet", tunes=True)
-        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
-                                           otherwise="the global learning rate, as scheduled")
+                                      "sgd, dcasgd_c, dcasgd_a, adamw, or another optimizer of MXNet", tunable=True)
+        lr_local: Optional[float] = common.lr_local()
         momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps",
-                                       tunes=True)
+                                       tunable=True)
         wd_local: Optional[float] = option(None, real(at_least=0), "weight decay of the local steps",
                                            otherwise="the global weight decay")
         lamda: Optional[float] = local_optimizers.own("lamda")

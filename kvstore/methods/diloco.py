@@ -51,7 +51,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Optional, Tuple, Type
 
 from kvstore.errors import ConfigError
-from kvstore.messages.seam import Array, Traffic
+from kvstore.messages.seam import Array, TrafficSettings
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Rule, Step, Worker
 from kvstore.methods.sync import SyncRule
@@ -81,12 +81,12 @@ class Replica(Worker):
 class OuterOptions(common.CodedOptions):
     """What methods have whose workers send how far they have come."""
 
-    H: int = option(LONG, integer(1), "steps of a worker between two exchanges", tunes=True)
-    fragments: int = option(1, integer(1), "groups of whole parameters that travel at different steps", tunes=True)
+    H: int = option(LONG, integer(1), "steps of a worker between two exchanges", tunable=True)
+    fragments: int = option(1, integer(1), "groups of whole parameters that travel at different steps", tunable=True)
     lr_outer: float = option(0.7, real(at_least=0), "learning rate of the outer step, which applies the mean of "
-                             "the workers' outer gradients", tunes=True)
+                             "the workers' outer gradients", tunable=True)
     momentum_outer: Optional[float] = option(None, real(at_least=0, below=1), "Nesterov's momentum of the outer step",
-                                             tunes=True, otherwise=f"{MOMENTUM}, and 0 below H = {LONG}")
+                                             tunable=True, otherwise=f"{MOMENTUM}, and 0 below H = {LONG}")
 
     delay = 0
 
@@ -118,9 +118,10 @@ class DiLoCo(Method):
         """Options of DiLoCo."""
 
         delay: int = option(0, integer(0), "steps from sending an outer gradient to using its result; less than H",
-                            tunes=True)
+                            tunable=True)
         mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own weights when it "
-                                      "takes over the global ones", tunes=True, otherwise=f"{MIX} with a delay, else 0")
+                                      "takes over the global ones", tunable=True,
+                                      otherwise=f"{MIX} with a delay, else 0")
 
         def check(self) -> None:
             super().check()
@@ -145,7 +146,7 @@ class DiLoCo(Method):
     def outer_sgd(cls, options: Any) -> Optional[Tuple[float, float]]:
         return options.lr_outer, options.momentum
 
-    def traffic(self, whole: bool) -> Traffic:
+    def traffic(self, whole: bool) -> TrafficSettings:
         return replace(super().traffic(whole), waits=self.waits and not self.options.delay)
 
     def advice(self) -> Optional[str]:

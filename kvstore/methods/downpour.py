@@ -32,7 +32,7 @@ from kvstore.messages.seam import Array
 from kvstore.methods import common
 from kvstore.methods.asgd import ASGD, Asynchronous
 from kvstore.methods.contract import Step, Update
-from kvstore.options import integer, option, real
+from kvstore.options import integer, option
 
 INTERVAL = 1  # where no interval is given
 
@@ -68,11 +68,11 @@ class Downpour(ASGD):
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise=f"{INTERVAL}")
+        T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunable=True,
+                                  otherwise=f"{INTERVAL}")
         push_every: Optional[int] = option(None, integer(1), "iterations between pushes", otherwise="T")
         fetch_every: Optional[int] = option(None, integer(1), "iterations between fetches", otherwise="T")
-        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
-                                           otherwise="the global learning rate, as scheduled")
+        lr_local: Optional[float] = common.lr_local()
 
         def check(self) -> None:
             super().check()

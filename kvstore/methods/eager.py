@@ -95,7 +95,7 @@ class Eager(DiLoCo):
         """Options of eager DiLoCo."""
 
         local_scale: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own outer "
-                                              "gradient that it applies before the others' arrive", tunes=True,
+                                              "gradient that it applies before the others' arrive", tunable=True,
                                               otherwise="1 / number of workers")
 
         def check(self) -> None:

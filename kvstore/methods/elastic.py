@@ -94,11 +94,11 @@ class EASGD(ASGD):
 
     @dataclass(frozen=True)
     class Options(common.Options):
-        T: int = option(4, integer(1), "local steps between exchanges", tunes=True)
+        T: int = option(4, integer(1), "local steps between exchanges", tunable=True)
         alpha: Optional[float] = option(None, real(at_least=0, below=1), "strength of a worker's pull in one exchange",
-                                        tunes=True, otherwise="beta / number of workers")
+                                        tunable=True, otherwise="beta / number of workers")
         beta: Optional[float] = option(None, real(at_least=0, below=1), "strength of all workers' pull together",
-                                       tunes=True, otherwise=f"{BETA}")
+                                       tunable=True, otherwise=f"{BETA}")
 
         delta = 0.0
 
@@ -125,4 +125,4 @@ class EAMSGD(EASGD):
 
     @dataclass(frozen=True)
     class Options(EASGD.Options):
-        delta: float = option(0.9, real(at_least=0, below=1), "Nesterov's momentum of the local steps", tunes=True)
+        delta: float = option(0.9, real(at_least=0, below=1), "Nesterov's momentum of the local steps", tunable=True)

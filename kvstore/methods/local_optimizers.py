@@ -57,8 +57,8 @@ LOCAL = dataclasses.replace(_listed, convert=_local)
 def own(option_name: str) -> Any:
     """The option of this name for a local optimizer; its default is the default of the chosen optimizer."""
     field = {field.name: field for field in dataclasses.fields(dcasgd.DCASGDA.Options)}[option_name]
-    return option(None, field.metadata["kind"], field.metadata["help"], tunes=field.metadata["tunes"], portable=False,
-                  otherwise="the default of optimizer_local")
+    return option(None, field.metadata["kind"], field.metadata["help"], tunable=field.metadata["tunable"],
+                  method_specific=True, otherwise="the default of optimizer_local")
 
 
 def fill_in(options: Any, where: str, optimizer: str) -> None:

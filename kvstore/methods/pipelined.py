@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any, Deque, List
 
 from kvstore.errors import ConfigError
-from kvstore.messages.seam import Array, Pending, Replicated, Traffic
+from kvstore.messages.seam import Array, Pending, Replicated, TrafficSettings
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.options import TrainingLength, integer, option
@@ -66,7 +66,7 @@ class Pipelined(Worker):
         self.last_exchange = self.weights_holder.allreduce(self.bucket, grad, step.lr)   # l.9-10, communication l.3-5
         self.in_flight.append(self.last_exchange)
         self.rates.append(step.lr)
-        K = self.options.K if step.t > self.options.warmup.count else 1
+        K = self.options.K if step.t > self.options.warmup.iterations() else 1
         if len(self.in_flight) >= K:
             g_sum, lr = self.in_flight.popleft(), self.rates.pop(0)                      # l.3
             weight = self.options.gradient_weight(self.num_workers)
@@ -87,7 +87,7 @@ class Pipelined(Worker):
 
 def codec() -> Any:
     return option("none", common.CODEC, "how gradients travel: none (as they are), float16, truncate (the upper 16 "
-                  "bits of each float), quantize (8 bits each and a scale per block)", tunes=True)
+                  "bits of each float), quantize (8 bits each and a scale per block)", tunable=True)
 
 
 class PipeSGD(Method):
@@ -98,11 +98,11 @@ class PipeSGD(Method):
 
     @dataclass(frozen=True)
     class Options(common.Options):
-        K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
+        K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunable=True)
         codec: str = codec()
         warmup: TrainingLength = common.warmup(0)
 
-    def traffic(self, whole: bool) -> Traffic:
+    def traffic(self, whole: bool) -> TrafficSettings:
         return dataclasses.replace(super().traffic(whole), depth=self.options.K, codec=self.options.codec)
 
 

@@ -98,12 +98,11 @@ class SASGD(Method):
 
     @dataclass(frozen=True)
     class Options(common.Options):
-        T: int = option(1, integer(1), "local steps between aggregations", tunes=True)
-        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
-                                           otherwise="the global learning rate, as scheduled")
+        T: int = option(1, integer(1), "local steps between aggregations", tunable=True)
+        lr_local: Optional[float] = common.lr_local()
         gamma_p: Optional[float] = option(None, real(at_least=0), "learning rate of the aggregation, for the sum of "
                                           "all workers' gradients; it has the schedule of lr",
-                                          tunes=True,
+                                          tunable=True,
                                           otherwise="lr_local / number of workers: model averaging")
 
         def check(self) -> None:

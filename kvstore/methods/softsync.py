@@ -63,9 +63,9 @@ class SoftsyncSGD(ASGD):
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
         n: Optional[int] = option(None, integer(1), "updates per round of pushes: the servers collect workers / n "
-                                  "gradients for each update", tunes=True,
+                                  "gradients for each update", tunable=True,
                                   otherwise="the number of workers: an update per push")
-        modulate: bool = option(True, FLAG, "divide a gradient's learning rate by its staleness", tunes=True)
+        modulate: bool = option(True, FLAG, "divide a gradient's learning rate by its staleness", tunable=True)
 
     def check(self) -> None:
         if self.options.n is not None and self.options.n > self.num_workers:

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 
 from kvstore.errors import ConfigError
 from kvstore.messages.codecs import Largest
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from kvstore.methods.diloco import DiLoCo
 from kvstore.options import integer, option, real
 
@@ -49,15 +49,16 @@ class SparseLoCo(DiLoCo):
     class Options(DiLoCo.Options):
         """Options of SparseLoCo."""
 
-        H: int = option(30, integer(1), "steps of a worker between two exchanges", tunes=True)
+        H: int = option(30, integer(1), "steps of a worker between two exchanges", tunable=True)
         lr_outer: float = option(1.0, real(at_least=0), "rate at which what workers send moves the global weights",
-                                 tunes=True)
-        momentum_outer: float = option(0.0, real(at_least=0, below=1), "Nesterov's momentum of these moves", tunes=True)
+                                 tunable=True)
+        momentum_outer: float = option(0.0, real(at_least=0, below=1), "Nesterov's momentum of these moves",
+                                       tunable=True)
         k: int = option(64, integer(1), "floats of each 4,096 that a worker sends; it keeps the rest for later",
-                        tunes=True)
-        bits: int = option(2, integer(2), "2, or 32: of each of them", tunes=True)
+                        tunable=True)
+        bits: int = option(2, integer(2), "2, or 32: of each of them", tunable=True)
         beta: float = option(0.95, real(at_least=0, at_most=1), "what of the rest is kept from one exchange to the "
-                             "next", tunes=True)
+                             "next", tunable=True)
 
         def check(self) -> None:
             super().check()
@@ -66,7 +67,7 @@ class SparseLoCo(DiLoCo):
                 raise ConfigError(f"k is {self.k} and bits is {self.bits}, expected k at most {Largest.CHUNK} and bits "
                                   "2 or 32")
 
-    def traffic(self, whole: bool) -> Traffic:
+    def traffic(self, whole: bool) -> TrafficSettings:
         options = self.options
         if (options.k, options.bits) == (Largest.CHUNK, 32):
             return super().traffic(whole)

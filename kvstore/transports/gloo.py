@@ -23,7 +23,7 @@ from kvstore.job import ending, environment, software
 from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.finite import Check
-from kvstore.messages.seam import Pending, Ring, Traffic
+from kvstore.messages.seam import Pending, Ring, TrafficSettings
 from kvstore.transports.rounds import on_ring
 
 ENDLESS = timedelta(days=365)
@@ -48,8 +48,8 @@ class GroupRing(Ring):
         self._group.follow(timeout_s)
         self.worker_rank, self.num_workers = self._group.worker_rank, self._group.num_workers
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
-        if traffic.coded:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+        if traffic.has_codec:
             raise ConfigError(f"codec `{traffic.codec}` under torchrun, where floats are summed as they are; leave it "
                               "out, or start the job by `odsgd launch -s 0`")
         return on_ring(parameters, traffic, self._group.keys, self.num_workers)

@@ -17,10 +17,10 @@ from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Plain, codec
-from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
+from kvstore.messages.coded import CodedAnswer, CodedPush, DirectBucket
 from kvstore.messages.finite import Check
 from kvstore.messages.header import FETCH, HEADER
-from kvstore.messages.seam import Export, Pending, Ring, Setup, Sharded, State, Traffic, Transport
+from kvstore.messages.seam import Export, Pending, Ring, Setup, Sharded, State, TrafficSettings, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import from_bytes
 from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, Taken
@@ -70,7 +70,7 @@ class Stage(Turns):
         self.shards = [Shard(server, num_workers, trusted=True) for server in range(num_servers)]
         self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers
         self._stored: Dict[int, NDArray] = {}
-        self._coded: Dict[int, Tuple[NDArray, CodedBucket]] = {}  # where there are codecs: room for a push, the codes
+        self._direct: Dict[int, Tuple[NDArray, DirectBucket]] = {}  # where there are codecs: room for a push, the codes
         self.codes: Dict[Tuple[int, int], _Codes] = {}  # the same: (worker rank, bucket id) -> the worker's end
         self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # not answered yet
         self._fetches: Dict[int, List[Asked]] = collections.defaultdict(list)  # the same of messages that only ask
@@ -96,12 +96,12 @@ class Stage(Turns):
             self._stored[key] = whole.copy()
             self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
 
-    def hold_coded(self, worker_rank: int, key: int, traffic: Traffic) -> np.ndarray:
+    def hold_direct(self, worker_rank: int, key: int, traffic: TrafficSettings) -> np.ndarray:
         """The same of a bucket with codecs; its weights."""
         stored = engine.memory(self._stored[key])
-        if key not in self._coded:
+        if key not in self._direct:
             pushed = engine.zeros(stored.size, self._stored[key].context)
-            self._coded[key] = pushed, CodedBucket(traffic, self.num_workers, engine.memory(pushed), stored)
+            self._direct[key] = pushed, DirectBucket(traffic, self.num_workers, engine.memory(pushed), stored)
         w = stored[:-HEADER]
         self.codes[worker_rank, key] = _Codes(CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True))
         return w
@@ -128,41 +128,41 @@ class Stage(Turns):
     def _answer_fetches(self, bucket: Bucket) -> None:
         fetches = self._fetches[bucket.id]
         while True:
-            due = next((one for one in fetches if self._due(bucket, one[1])), None)
+            due = next((one for one in fetches if self._answers_fetch(bucket, one[1])), None)
             if due is None:
                 return
             fetches.remove(due)
             self._answer(bucket, [due])
 
-    def _due(self, bucket: Bucket, message: Buffer) -> bool:
+    def _answers_fetch(self, bucket: Bucket, message: Buffer) -> bool:
         shard = self.shards[bucket.server_rank]
-        return shard.due(bucket.id, message.there()[-HEADER:], self._stored[bucket.id])
+        return shard.answers_fetch(bucket.id, message.there()[-HEADER:], self._stored[bucket.id])
 
     def _answer(self, bucket: Bucket, round_: List["Asked"]) -> None:
         for _, buffer, late in round_:
             if late.check is not None:
                 late.check(buffer.there()[:-HEADER])
-        if bucket.id in self._coded:
-            self._answer_coded(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
+        if bucket.id in self._direct:
+            self._answer_direct(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
         else:
             self._answer_plain(bucket, round_)
         for _, _, late in round_:
             late.arrived = True
 
-    def _answer_coded(self, bucket: Bucket, round_: Dict[int, np.ndarray]) -> None:
+    def _answer_direct(self, bucket: Bucket, round_: Dict[int, np.ndarray]) -> None:
         """What an outbox and a hub do."""
-        pushed, coded = self._coded[bucket.id]
+        pushed, direct = self._direct[bucket.id]
         for rank, floats in round_.items():
             push, asks = self.codes[rank, bucket.id].push, floats[-1] == FETCH
             message = np.empty(0, np.uint8) if asks else push.encode(floats[:-HEADER])
-            coded.room(rank, message.size)[:] = message
-            coded.add(rank, floats[-HEADER:].copy())
+            direct.room(rank, message.size)[:] = message
+            direct.add(rank, floats[-HEADER:].copy())
         self.shards[bucket.server_rank].handle_push(bucket.id, pushed, self._stored[bucket.id])
-        for rank, message in coded.answers().items():
+        for rank, message in direct.answers().items():
             floats, answer = round_[rank], self.codes[rank, bucket.id].answer
             answer.room(floats[:-HEADER], floats[-HEADER:])[:] = message
             answer.decode(floats[:-HEADER], floats[-HEADER:])
-            floats[-HEADER:] = coded.stored[-HEADER:]
+            floats[-HEADER:] = direct.stored[-HEADER:]
 
     def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
         if self._order is None:
@@ -268,7 +268,7 @@ class _Staged(Transport):
         self._stage = stage
         self.worker_rank, self.num_workers = worker_rank, stage.num_workers
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
 
     def total(self, array: np.ndarray) -> np.ndarray:
@@ -285,7 +285,7 @@ class InProcess(_Staged, Buffered):
         Buffered.__init__(self, worker_rank, synchronous=True)  # until `plan` says otherwise
         self._last: Dict[int, Pending] = {}
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._synchronous = not traffic.asynchronous
         return super().plan(parameters, traffic)
 
@@ -297,16 +297,16 @@ class InProcess(_Staged, Buffered):
             for shard in self._stage.shards:
                 shard.command("open", setup.command())
         self.total(np.zeros(1))
-        if setup.traffic.direct:
-            self._set_up_coded(setup)
+        if setup.traffic.own_connections:
+            self._set_up_direct(setup)
         return {key: Pending(buffers.last.payload) for key, buffers in self._buffers.items()}
 
-    def _set_up_coded(self, setup: Setup) -> None:
+    def _set_up_direct(self, setup: Setup) -> None:
         for bucket in setup.buckets:
-            w = self._stage.hold_coded(self.worker_rank, bucket.id, setup.traffic)
+            w = self._stage.hold_direct(self.worker_rank, bucket.id, setup.traffic)
             engine.memory(self._buffers[bucket.id].last.whole)[:-HEADER] = w
             if setup.traffic.codec_weights != "none":
-                self._stage.shards[bucket.server_rank].keep({bucket.id: w})
+                self._stage.shards[bucket.server_rank].add_to_export({bucket.id: w})
         self.total(np.zeros(1))
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
@@ -327,9 +327,9 @@ class InProcess(_Staged, Buffered):
         self._last[bucket.id] = late
         return late if self._synchronous else _TakenLate(late, send, buffers)
 
-    def fetch(self, bucket: Bucket, after: NDArray, ends: bool = False) -> Pending:
+    def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
-        send = buffers.compose_fetch(after, self._fetch_tag(ends))
+        send = buffers.compose_fetch(after, self._fetch_tag(end_round))
         return _TakenLate(self._stage.fetch(self.worker_rank, bucket, send), send, buffers)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
@@ -347,7 +347,7 @@ class InProcess(_Staged, Buffered):
 class InProcessRing(_Staged, Ring):
     """One worker of a `Stage` without a shard."""
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._codec = codec(traffic.codec)
         return super().plan(parameters, traffic)
 
@@ -359,7 +359,7 @@ class InProcessRing(_Staged, Ring):
 class InProcessSharded(_Staged, Sharded):
     """The same, with a part of every bucket."""
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         buckets = super().plan(parameters, traffic)
         self._cuts = cuts(buckets, self.num_workers, traffic.whole)
         return buckets

@@ -14,7 +14,7 @@ from kvstore.messages.buckets import Bucket
 from kvstore.messages.codecs import NotFiniteError
 from kvstore.messages.coded import NOTHING, CodedAnswer, CodedPush
 from kvstore.messages.header import BEGIN, COMMAND, FETCH, HEADER, SUM, number_of, numbered
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from kvstore.transports.buffers import Buffer
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
@@ -44,7 +44,7 @@ class Outbox:
             raise KVStoreError(f"no connection to server {server_rank}, which listens at {address}: {error}; "
                                "open its host's ports, or see what it ended with") from None
         return Courier(connection, functools.partial(self._room, server_rank),
-                       functools.partial(self._arrived, server_rank), functools.partial(self._lost, address))
+                       functools.partial(self._arrived, server_rank), functools.partial(self._disconnected, address))
 
     def ask(self, kind: int, message: np.ndarray, servers: Iterable[int]) -> List[Callable[[], np.ndarray]]:
         """Send a COMMAND, or a part of a SUM; a function for each server, which waits for its answer."""
@@ -60,7 +60,7 @@ class Outbox:
             self._couriers[server].send(kind, numbered(number), message)
         return answers
 
-    def open(self, bucket: Bucket, traffic: Traffic, w: np.ndarray) -> None:
+    def open(self, bucket: Bucket, traffic: TrafficSettings, w: np.ndarray) -> None:
         """Take messages of this bucket, whose weights begin as `w`."""
         self._pushes[bucket.id] = CodedPush(traffic, bucket.size)
         self._answers[bucket.id] = CodedAnswer(traffic, w, alike=True)
@@ -92,7 +92,7 @@ class Outbox:
             self._die()
         self._couriers[bucket.server_rank].send(bucket.id, header, sent)
 
-    def _room(self, server_rank: int, key: int, nbytes: int, mark: float) -> np.ndarray:
+    def _room(self, server_rank: int, key: int, nbytes: int, sender_code: float) -> np.ndarray:
         if key < 0:
             return self._control.setdefault(server_rank, np.empty(nbytes, np.uint8))
         floats = self._asked[key][0]
@@ -107,7 +107,7 @@ class Outbox:
         floats[-HEADER:] = header
         done()
 
-    def _lost(self, address: str, reason: str) -> None:
+    def _disconnected(self, address: str, reason: str) -> None:
         """At the end of a job servers may go first: that matters once something is asked for."""
         self._gone = f"the server at {address} does not answer any more: {reason}"
         if self._asked or self._replies:

@@ -12,7 +12,7 @@ from kvstore.engine.engine import NDArray
 from kvstore.job import ending, software
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.codecs import codec
-from kvstore.messages.seam import Pending, Ring, Traffic, Transport
+from kvstore.messages.seam import Pending, Ring, TrafficSettings, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
@@ -34,7 +34,7 @@ class MpiTransport(Transport):
         """The rounds of this process, with the timeout of this store."""
         return self._process.rounds.within(self._timeout_s)
 
-    def _cut(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         buckets = on_ring(parameters, traffic, self._process.keys, self.num_workers)
         self._views = engine.ById(engine.view, ARRAYS * len(buckets))
         return buckets
@@ -44,7 +44,7 @@ class MpiTransport(Transport):
 
 
 class MpiRing(MpiTransport, Ring):
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._codec = codec(traffic.codec)
         return self._cut(parameters, traffic)
 

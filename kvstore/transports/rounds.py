@@ -24,7 +24,7 @@ from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Codec, NotFiniteError, Plain
 from kvstore.messages.codecs import codec as named
 from kvstore.messages.finite import Check
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from kvstore.options import DEFAULT_TIMEOUT_S
 
 MESSAGE_NBYTES = 1024 * 1024
@@ -107,7 +107,7 @@ def blocks(array: np.ndarray, number: int) -> List[np.ndarray]:
     return [array[start:stop] for start, stop in zip(bounds, bounds[1:])]
 
 
-def on_ring(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, num_workers: int) -> List[Bucket]:
+def on_ring(parameters: Sequence[Parameter], traffic: TrafficSettings, keys: Keys, num_workers: int) -> List[Bucket]:
     """The buckets of a job."""
     floats = sum(parameter.size for parameter in parameters)
     suits = bucket_nbytes(named(traffic.codec), num_workers, floats, traffic.waits)

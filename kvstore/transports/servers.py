@@ -19,7 +19,7 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.report import report
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.header import BEGIN, HEADER
-from kvstore.messages.seam import Export, Pending, Setup, State, Traffic
+from kvstore.messages.seam import Export, Pending, Setup, State, TrafficSettings
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import to_bytes
 from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, Taken, Window
@@ -60,7 +60,7 @@ class ParameterServers(Buffered):
     def _read_answers(self, name: str) -> List[bytes]:
         return self._connection.answers(name, self._timeout_s).texts()
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         return on_servers(parameters, traffic, self._connection.keys, self.num_workers,
                           lambda: self._connection.pace(self.total))
 
@@ -75,7 +75,7 @@ class ParameterServers(Buffered):
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
-        if setup.traffic.direct or self._always_direct:
+        if setup.traffic.own_connections or self._always_direct:
             self._set_up_direct(setup)
         else:
             with waiting_for("the start of the global weights", self._timeout_s):
@@ -88,7 +88,7 @@ class ParameterServers(Buffered):
         """Let the servers take messages on connections of our own; worker 0's weights are the first of them."""
         shared, first = self._connection, self.worker_rank == 0
         if first:
-            self._command("coded", {"traffic": dataclasses.asdict(setup.traffic), "buckets": {
+            self._command("open_direct", {"traffic": dataclasses.asdict(setup.traffic), "buckets": {
                 bucket.id: [bucket.server_rank, bucket.size] for bucket in setup.buckets}})
         if shared.outbox is None:
             addresses = b"\n".join(self._read_answers("address")) if first else b""
@@ -129,9 +129,9 @@ class ParameterServers(Buffered):
         self._send(bucket, send)
         return Pending(send.payload, [before.payload, *[message.payload for message in behind]])
 
-    def fetch(self, bucket: Bucket, after: NDArray, ends: bool = False) -> Pending:
+    def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
-        return self._ask(buffers, bucket, buffers.last, buffers.compose_fetch(after, self._fetch_tag(ends)))
+        return self._ask(buffers, bucket, buffers.last, buffers.compose_fetch(after, self._fetch_tag(end_round)))
 
     def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> Taken:
         self._send(bucket, send)

@@ -13,7 +13,7 @@ from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.messages.codecs import Plain
-from kvstore.messages.seam import Pending, Sharded, Traffic
+from kvstore.messages.seam import Pending, Sharded, TrafficSettings
 from kvstore.transports.ring import MpiTransport
 from kvstore.transports.rounds import Messages, Pair, Round, allgather, owned, reduce_scatter
 
@@ -87,7 +87,7 @@ def spread(worker_rank: int, blocks: Sequence[np.ndarray], scratch: Pair) -> Mes
 
 
 class MpiSharded(MpiTransport, Sharded):
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         buckets = self._cut(parameters, traffic)
         self._cuts = cuts(buckets, self.num_workers, traffic.whole)
         self._sums: Dict[int, NDArray] = {}

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvstore.messages.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, Parameter, plan
 from kvstore.messages.header import SUM_SIZES
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 
 WINDOW_NBYTES = 1024 * 1024
 """How much a worker has in flight to one server; an eighth of a small model where it waits for the answers. Less does
@@ -63,7 +63,7 @@ def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool, pa
     return WIRE_DTYPE.itemsize * max(1, -(-floats // (each * num_servers)))
 
 
-def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, num_workers: int,
+def on_servers(parameters: Sequence[Parameter], traffic: TrafficSettings, keys: Keys, num_workers: int,
                pace: Callable[[], float]) -> List[Bucket]:
     """The buckets of a job; `pace` is asked for only where the bits do not depend on their sizes.
 
@@ -74,7 +74,7 @@ def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, nu
     if nbytes is None and not traffic.asynchronous:
         floats = sum(parameter.size for parameter in parameters)
         nbytes = even_nbytes(floats, keys.num_servers, num_workers, traffic.waits,
-                             pace() if traffic.any_cut and not traffic.coded else math.inf)
+                             pace() if traffic.any_cut and not traffic.has_codec else math.inf)
     return plan(parameters, keys, nbytes, traffic.whole)
 
 

@@ -137,7 +137,7 @@ class TrainConfig(TrainOptions):
         """The options that can mend a diverging run, beside the two learning rates."""
         values = {**vars(self), **vars(self.options)}
         return {field.name: values[field.name] for field in self._fields()
-                if field.metadata["tunes"] and values[field.name] is not None}
+                if field.metadata["tunable"] and values[field.name] is not None}
 
     def _fields(self) -> List[dataclasses.Field[Any]]:
         """The fields of its own options and of its method's."""
@@ -351,7 +351,7 @@ def _goes_with(key: str, store: str, same: bool) -> bool:
     if key == "transport":
         return len(method.transports) > 1
     fields = {field.name: field for field in (*own_fields(), *dataclasses.fields(method.Options))}
-    return store in takers and (same or fields[key].metadata["portable"])
+    return store in takers and (same or not fields[key].metadata["method_specific"])
 
 
 def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: str) -> Dict[str, Any]:

@@ -50,7 +50,7 @@ class TrainOptions:
     dataset: str = _data("digits", name("data set", tuple(DATASETS)), "training and test data")
     data_dir: Optional[str] = _data(None, PATH, "folder with the files of mnist, cifar10 or imagenet", result=False)
     batch_size: int = _data(32, integer(1), "examples per iteration on ONE device; a worker's batch is batch size x "
-                            "its devices, the global batch that x workers", tunes=True)
+                            "its devices, the global batch that x workers", tunable=True)
     augment: bool = _data(False, FLAG, "random crops and mirror images in training (cifar10: padded by 4; imagenet: "
                           "resized crops)")
     image_shape: Optional[Tuple[int, int, int]] = _data(
@@ -85,10 +85,10 @@ class TrainOptions:
                                           "workers, or workers that each update a part of the weights",
                                           otherwise="the method's first choice", result=False)
     optimizer: str = _algorithm("sgd", name("optimizer", local_optimizers.NAMES), "optimizer of the global weights",
-                                tunes=True)
+                                tunable=True)
     lr: float = _algorithm(0.1, real(at_least=0), "learning rate of the global weights, before the schedule")
-    momentum: float = _algorithm(0.0, real(at_least=0, at_most=1), "momentum of that optimizer", tunes=True)
-    wd: float = _algorithm(0.0, real(at_least=0), "weight decay of that optimizer", tunes=True)
+    momentum: float = _algorithm(0.0, real(at_least=0, at_most=1), "momentum of that optimizer", tunable=True)
+    wd: float = _algorithm(0.0, real(at_least=0), "weight decay of that optimizer", tunable=True)
     optimizer_params: Dict[str, Any] = _algorithm({}, KEYWORDS, "further arguments of the optimizer, e.g. "
                                                   "clip_gradient=5")
 
@@ -100,10 +100,10 @@ class TrainOptions:
     lr_step_epochs: Tuple[int, ...] = _schedule((), integers(1), "multiply lr by the factor after these epochs, e.g. "
                                                 "80,120")
     lr_step_epochs_local: Optional[Tuple[int, ...]] = _schedule(None, integers(1), "the same for --lr-local",
-                                                                otherwise="--lr-step-epochs", portable=False)
+                                                                otherwise="--lr-step-epochs", method_specific=True)
     lr_factor: float = _schedule(0.1, real(above=0), "the factor, for lr and lr_local")
     lr_warmup: TrainingLength = _schedule(TrainingLength(0), LENGTH, "raise lr, but not lr_local, linearly over this "
-                                          "span, e.g. 5epochs", tunes=True)
+                                          "span, e.g. 5epochs", tunable=True)
     lr_scaling: str = _schedule("none", name("scaling", ("none", "linear", "sqrt")), "in a job of -n MIN:MAX that runs "
                                 "with fewer than MAX workers, lr stays (none), or is multiplied by workers / MAX "
                                 "(linear) or by its root (sqrt)")

@@ -33,7 +33,7 @@ import math
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from kvstore.messages.buckets import Bucket, Parameter
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from odsgd.virtual.costs import Costs, Links
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.passes import PassTimes
@@ -118,7 +118,7 @@ class Simulation:
 
     def __init__(self, cluster: VirtualCluster, method: Any, programs: Programs, buckets: Sequence[Bucket],
                  parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server",
-                 traffic: Optional[Traffic] = None) -> None:
+                 traffic: Optional[TrafficSettings] = None) -> None:
         self.cluster, self.programs, self.synchronous = cluster, programs, not method.asynchronous
         self.buckets, self.num_workers = list(buckets), cluster.workers
         self.costs = Costs(cluster, method, self.buckets, codec_name, transport)

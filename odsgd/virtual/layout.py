@@ -2,12 +2,13 @@
 from typing import List, Optional, Sequence
 
 from kvstore.messages.buckets import Bucket, Keys, Parameter
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from kvstore.transports import sizing
 from odsgd.virtual.description import VirtualCluster
 
 
-def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
+def on_servers(parameters: Sequence[Parameter], traffic: TrafficSettings, keys: Keys, cluster: VirtualCluster
+               ) -> List[Bucket]:
     """As `pslite.ParameterServer.plan`."""
     return sizing.on_servers(parameters, traffic, keys, cluster.workers, lambda: round_pace(cluster))
 
@@ -24,7 +25,7 @@ def round_pace(cluster: VirtualCluster) -> float:
     return (there + cluster.server.update + away * link) / 1e6
 
 
-def window(parameters: Sequence[Parameter], traffic: Traffic) -> Optional[float]:
+def window(parameters: Sequence[Parameter], traffic: TrafficSettings) -> Optional[float]:
     """Bytes that may be in flight to one server; None: an asynchronous job has no bound."""
     floats = sum(parameter.size for parameter in parameters)
     return None if traffic.asynchronous else sizing.window_nbytes(floats, traffic.waits)

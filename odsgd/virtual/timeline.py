@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Deque, Dict, Optional, Sequence, Tuple
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from kvstore.tracing.trace import Trace
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
@@ -22,7 +22,7 @@ class TracedSimulation(Simulation):
 
     def __init__(self, folder: Path, cluster: VirtualCluster, method: Any, programs: Programs,
                  buckets: Sequence[Bucket], parameters: Sequence[Parameter], codec_name: str, transport: str,
-                 traffic: Optional[Traffic] = None) -> None:
+                 traffic: Optional[TrafficSettings] = None) -> None:
         super().__init__(cluster, method, programs, buckets, parameters, codec_name, transport, traffic)
         names, job = cluster.host_names(), secrets.token_hex(6)
 

@@ -22,7 +22,7 @@ from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import codec
 from kvstore.messages.finite import Check
-from kvstore.messages.seam import Setup, Traffic, Transport
+from kvstore.messages.seam import Setup, TrafficSettings, Transport
 from kvstore.methods.contract import Step
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.session.session import Session
@@ -135,8 +135,8 @@ class VirtualStage(Stage):
         while order and self._questions[bucket_id, order[0]]:
             worker_rank = order.popleft()
             bucket, answer, late = self._questions[bucket_id, worker_rank].popleft()
-            due = self._due(bucket, answer)
-            assert due, "nobody waits where the quorum is not all workers"
+            answered = self._answers_fetch(bucket, answer)
+            assert answered, "nobody waits where the quorum is not all workers"
             self._answer(bucket, [(worker_rank, answer, late)])
             self.log.append(worker_rank)
 
@@ -249,7 +249,7 @@ class VirtualWorker(_OnStage, InProcess):
 
     _stage: VirtualStage
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._stage.cluster.check_transport("server")
         if 1 < traffic.quorum == self.num_workers:
             raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
@@ -262,6 +262,6 @@ class VirtualRing(_OnStage, InProcessRing):
 
     _stage: VirtualStage
 
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._codec = codec(traffic.codec)
         return on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)

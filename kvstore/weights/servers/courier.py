@@ -31,16 +31,17 @@ ACCEPT_AGAIN_S = 0.1
 WELCOME_S = 30.0  # within which a caller says who it is
 
 Room = Callable[[int, int, float], np.ndarray]
-"""Bucket, length and mark of a message -> where it is received; an error unless that is as long."""
+"""Bucket, length and sender_code of a message -> where it is received; an error unless that is as long."""
 Arrived = Callable[[int, np.ndarray], None]
 """Bucket and header of a message that is there."""
 
 
 class Courier:
-    """One end of a connection, with a thread each way. Each calls `lost(reason)` when the other end is gone."""
+    """One end of a connection, with a thread each way. Each calls `disconnected(reason)` when the other end is gone."""
 
-    def __init__(self, connection: socket.socket, room: Room, arrived: Arrived, lost: Callable[[str], None]) -> None:
-        self._connection, self._room, self._arrived, self._lost = connection, room, arrived, lost
+    def __init__(self, connection: socket.socket, room: Room, arrived: Arrived,
+                 disconnected: Callable[[str], None]) -> None:
+        self._connection, self._room, self._arrived, self._disconnected = connection, room, arrived, disconnected
         connection.settimeout(None)
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -49,7 +50,8 @@ class Courier:
             threading.Thread(target=self._guarded, args=(work,), name="kvstore-courier", daemon=True).start()
 
     def send(self, key: int, header: np.ndarray, message: np.ndarray) -> None:
-        """Queue a message; `message` stays as it is until the answer is there, or the next push after this answer."""
+        """Queue a message. Leave `message` unchanged until the other end has replied: a server to a push, a worker to
+        an answer with its next push."""
         pulse.nbytes += message.nbytes
         self._outgoing.put((FRAME.pack(key, message.nbytes, *header), message.data.cast("B")))
 
@@ -57,7 +59,7 @@ class Courier:
         try:
             work()
         except OSError as error:
-            self._lost(str(error))
+            self._disconnected(str(error))
         except BaseException:
             ending.die(traceback.format_exc(), EXIT_FAILURE)
 
@@ -82,7 +84,7 @@ class Courier:
             if nbytes and not self._fill(room.data.cast("B")):
                 raise ConnectionError("it closed the connection before a message")
             self._arrived(key, np.array(header, np.float32))
-        self._lost("it closed the connection")
+        self._disconnected("it closed the connection")
 
     def _fill(self, room: memoryview) -> bool:
         """Fill `room`; False if the connection ends before the first byte."""

@@ -18,9 +18,9 @@ from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import ending, environment
 from kvstore.messages.codecs import NotFiniteError
-from kvstore.messages.coded import NOTHING, CodedBucket
-from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, asker, number_of, numbered
-from kvstore.messages.seam import Traffic
+from kvstore.messages.coded import NOTHING, DirectBucket
+from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, ends_round_of, number_of, numbered
+from kvstore.messages.seam import TrafficSettings
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.sums import OrderedSums
@@ -28,24 +28,26 @@ from kvstore.weights.servers.sums import OrderedSums
 LOOK_AGAIN_S = 0.1
 """For workers that the launcher has given up."""
 
+
 class Hub:
     """Takes pushes and answers them; in a job on sockets also commands and parts of sums.
 
-    update  : the shard's, called as MXNet's loop would, with the `lock` held
-    due     : the shard's, whether a message that only asks is answered now
-    command : carries out a command, with the `lock` held; returns its answer
+    update        : the shard's, called as MXNet's loop would, with the `lock` held
+    answers_fetch : the shard's, whether a fetch is answered now
+    command       : carries out a command, with the `lock` held; returns its answer
     """
 
     def __init__(self, num_workers: int, timeout_s: float, update: Callable[[int, NDArray, NDArray], None],
-                 due: Callable[[int, np.ndarray, NDArray], bool], lock: Any,
+                 answers_fetch: Callable[[int, np.ndarray, NDArray], bool], lock: Any,
                  command: Optional[Callable[[bytes], bytes]] = None) -> None:
-        self._num_workers, self._update, self._due = num_workers, update, due
+        self._num_workers, self._update, self._answers_fetch = num_workers, update, answers_fetch
         self._lock, self._command = lock, command
-        self._asking: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # headers, by bucket and rank
+        self._waiting_fetches: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)
+        """By bucket and worker rank: the headers of fetches that wait for the end of a round."""
         self._sums = OrderedSums(num_workers)
         self._control: Dict[int, np.ndarray] = {}  # a worker's command or part of a sum that arrives, by rank
-        self._arrays: Dict[int, Tuple[NDArray, NDArray, Traffic]] = {}  # pushed and stored
-        self._buckets: Dict[int, CodedBucket] = {}  # from their first weights on
+        self._arrays: Dict[int, Tuple[NDArray, NDArray, TrafficSettings]] = {}  # pushed and stored
+        self._buckets: Dict[int, DirectBucket] = {}  # from their first weights on
         self._couriers: Dict[int, Courier] = {}  # by worker rank
         self._listener = courier.listen()
         at = self._listener.getsockname()
@@ -53,9 +55,9 @@ class Hub:
         environment.share_python()
         courier.take_calls(self._listener, timeout_s, self._called)
         if "ODSGD_LOST" in os.environ:
-            threading.Thread(target=self._look_for_lost, name="kvstore-hub", daemon=True).start()
+            threading.Thread(target=self._watch_for_lost_workers, name="kvstore-hub", daemon=True).start()
 
-    def open(self, sizes: Dict[int, int], traffic: Traffic, context: Any = None) -> Dict[int, np.ndarray]:
+    def open(self, sizes: Dict[int, int], traffic: TrafficSettings, context: Any = None) -> Dict[int, np.ndarray]:
         """A store begins, with these buckets here: their weights, which worker 0 will send."""
         for key, size in sizes.items():
             pushed, stored = (engine.zeros(size + HEADER, context) for _ in range(2))
@@ -66,7 +68,7 @@ class Hub:
     def forget(self, keys: Iterable[int]) -> None:
         """No worker pushes these any more."""
         for key in keys:
-            for known in (self._arrays, self._buckets, self._asking):
+            for known in (self._arrays, self._buckets, self._waiting_fetches):
                 known.pop(key, None)
 
     def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
@@ -77,26 +79,26 @@ class Hub:
             arrived = functools.partial(self._arrived, rank)
             self._couriers[rank] = Courier(connection, functools.partial(self._room, rank), arrived, lambda _: None)
 
-    def _look_for_lost(self) -> None:
+    def _watch_for_lost_workers(self) -> None:
         while True:
             time.sleep(LOOK_AGAIN_S)
-            if self._sums.waits or any(self._asking.values()):
+            if self._sums.waits or any(self._waiting_fetches.values()):
                 with self._lock:
                     self._answer_sums()
-                    for key in self._asking:
-                        self._answer_askers(key)
+                    for key in self._waiting_fetches:
+                        self._answer_fetches(key)
 
     def _answer_sums(self) -> None:
         for number, total in self._sums.take():
             for one in self._couriers.values():
                 one.send(SUM, numbered(number), total)
 
-    def _room(self, rank: int, key: int, nbytes: int, mark: float) -> np.ndarray:
+    def _room(self, rank: int, key: int, nbytes: int, sender_code: float) -> np.ndarray:
         if key < 0 and self._command is not None:
             return self._control.setdefault(rank, np.empty(nbytes, np.uint8))
         if key not in self._arrays:
             raise ProtocolError(f"worker {rank} sent a message for bucket {key}, which no store has opened")
-        if mark == BEGIN:
+        if sender_code == BEGIN:
             w = engine.view(self._arrays[key][1])[:-HEADER]
             if nbytes != w.nbytes:
                 raise ProtocolError(f"worker {rank} sent {nbytes} bytes as the weights of bucket {key}, expected "
@@ -117,14 +119,14 @@ class Hub:
                 return
             pushed, stored, traffic = self._arrays[key]
             if header[-1] == BEGIN:
-                self._buckets[key] = CodedBucket(traffic, self._num_workers, engine.view(pushed), engine.view(stored))
+                self._buckets[key] = DirectBucket(traffic, self._num_workers, engine.view(pushed), engine.view(stored))
                 self._couriers[rank].send(key, header, NOTHING)
-            elif asker(header) < 0:
+                return
+            if ends_round_of(header) < 0:
                 self._take(key, rank, header)
-                self._answer_askers(key)
             else:
-                self._asking[key][rank] = header
-                self._answer_askers(key)
+                self._waiting_fetches[key][rank] = header
+            self._answer_fetches(key)
 
     def _take(self, key: int, rank: int, header: np.ndarray) -> None:
         """A message has come to its turn."""
@@ -133,16 +135,16 @@ class Hub:
             self._update(key, pushed, stored)
             self._answer(key, self._buckets[key])
 
-    def _answer_askers(self, key: int) -> None:
-        """Answer those whose rounds are over."""
-        asking = self._asking.get(key, {})
+    def _answer_fetches(self, key: int) -> None:
+        """Answer the fetches whose rounds are over."""
+        waiting, stored = self._waiting_fetches.get(key, {}), self._arrays[key][1]
         while True:
-            rank = next((one for one in asking if self._due(key, asking[one], self._arrays[key][1])), None)
+            rank = next((one for one in waiting if self._answers_fetch(key, waiting[one], stored)), None)
             if rank is None:
                 return
-            self._take(key, rank, asking.pop(rank))
+            self._take(key, rank, waiting.pop(rank))
 
-    def _answer(self, key: int, bucket: CodedBucket) -> None:
+    def _answer(self, key: int, bucket: DirectBucket) -> None:
         try:
             answers = bucket.answers()
         except NotFiniteError as error:

@@ -25,7 +25,7 @@ from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import WIRE_DTYPE
 from kvstore.messages.header import pack_piece
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.servers.hub import Hub
@@ -71,7 +71,7 @@ class Server:
         self._answer_key = -1
         self._answer_array: Optional[NDArray] = None
         self._outgoing: Dict[Tuple[int, str], bytes] = {}  # by who asked, and for what
-        self._hub: Optional[Hub] = None  # where a store has a codec
+        self._hub: Optional[Hub] = None  # where a store takes direct connections
 
     def run(self) -> None:
         """Serve until the workers have finished."""
@@ -103,8 +103,8 @@ class Server:
             self._hello(**payload)
         elif name == "leave":
             self._leave(sender)
-        elif name == "coded":
-            self._open_hub(**payload)
+        elif name == "open_direct":
+            self._open_direct(**payload)
         elif name in ("export", "statistics", "address", "software"):
             return self._answer(sender, name, **payload)
         elif name == "taken":
@@ -154,15 +154,16 @@ class Server:
         self._answer_key = native["answer_keys"][self._store.rank]
         self._store._set_updater(fatal(self._update))
 
-    def _open_hub(self, traffic: Dict[str, Any], buckets: Dict[str, List[int]]) -> None:
-        """A store has a codec: take its messages beside MXNet's loop."""
+    def _open_direct(self, traffic: Dict[str, Any], buckets: Dict[str, List[int]]) -> None:
+        """Take the messages of a store's buckets on direct connections, beside MXNet's loop."""
         assert self._shard is not None
         if self._hub is None:
-            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), fatal(self._due), self._lock)
+            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), fatal(self._answers_fetch),
+                            self._lock)
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
-        weights = self._hub.open(mine, Traffic(**traffic), self._shard.context(mine))
+        weights = self._hub.open(mine, TrafficSettings(**traffic), self._shard.context(mine))
         if traffic["codec_weights"] != "none":
-            self._shard.keep(weights)
+            self._shard.add_to_export(weights)
 
     def _close(self, sender: int, buckets: List[int]) -> None:
         """A worker has closed a store. After the last worker this server forgets its buckets; MXNet keeps its arrays.
@@ -193,9 +194,9 @@ class Server:
             self._heard()
             self._route(key, pushed, stored)
 
-    def _due(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
+    def _answers_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
         assert self._shard is not None
-        return self._shard.due(key, header, stored)
+        return self._shard.answers_fetch(key, header, stored)
 
     def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if key in self._sums:

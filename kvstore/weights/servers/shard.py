@@ -17,7 +17,7 @@ from kvstore.errors import DivergedError, ProtocolError
 from kvstore.job import environment
 from kvstore.messages import finite
 from kvstore.messages.finite import Names
-from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header, asker
+from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header, ends_round_of
 from kvstore.messages.seam import Saved, State
 from kvstore.methods.contract import Rule
 from kvstore.optimizers import described
@@ -75,11 +75,11 @@ class Entry:
             self._check(header, grad)
         self.rule.receive(header, grad, w)
 
-    def asked(self, worker_rank: int, stored: NDArray) -> bool:
-        """What the rule says to a worker that asks for the end of its round."""
+    def end_round(self, worker_rank: int, stored: NDArray) -> bool:
+        """End the worker's round if the rule can. Whether the worker's fetch is answered now."""
         self.start(stored)
         w, _ = self.optimizer.bind(stored[:self.size], stored[:self.size])
-        return self.rule.asked(worker_rank, w)
+        return self.rule.end_round(worker_rank, w)
 
     def _check(self, header: Header, grad: np.ndarray) -> None:
         if not finite.finite(grad):
@@ -160,10 +160,10 @@ class Shard:
         # The update writes the weights before it; what sends `stored` waits for the update.
         engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
 
-    def due(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
-        """Whether a message that only asks is answered now; else it waits for pushes that come later."""
-        worker_rank = asker(header)
-        return worker_rank < 0 or self._entries[key].asked(worker_rank, stored)
+    def answers_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
+        """Whether a fetch is answered now. One that is to end a round waits until the rule can end it."""
+        worker_rank = ends_round_of(header)
+        return worker_rank < 0 or self._entries[key].end_round(worker_rank, stored)
 
     def _count(self, header: Header, tau: int) -> None:
         pushes, taus = self._stale.get(header.worker_rank, (0, 0))
@@ -220,8 +220,8 @@ class Shard:
         for key in keys:
             self._entries.pop(key, None)
 
-    def keep(self, weights: Dict[int, np.ndarray]) -> None:
-        """Save these weights, too: with `codec_weights` workers have older ones, and get only coded changes."""
+    def add_to_export(self, weights: Dict[int, np.ndarray]) -> None:
+        """Let `export` save these weights: with `codec_weights` workers have older ones, and get only changes."""
         for key, w in weights.items():
             self._entries[key].extra_arrays["w"] = w
 

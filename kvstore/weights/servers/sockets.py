@@ -24,7 +24,7 @@ from kvstore.weights.servers.server import Server, fatal, keep_memory
 CALL_AGAIN_S = 0.05
 
 
-def _meeting_place() -> str:
+def _scheduler_address() -> str:
     port = os.environ["DMLC_PS_ROOT_PORT"]
     local = os.environ.get("DMLC_LOCAL") == "1"
     return f"/tmp/{port}" if local else f"{os.environ['DMLC_PS_ROOT_URI']}:{port}"
@@ -45,11 +45,11 @@ def introduce() -> None:
             connection.sendall(json.dumps([servers[rank] for rank in range(count)]).encode())
 
     connecting()
-    place = _meeting_place()
+    address = _scheduler_address()
     try:
-        listener = courier.listen_at(place)
+        listener = courier.listen_at(address)
     except OSError as error:
-        ending.die(f"the scheduler cannot listen at {place}: {error}; name another port with --port, or leave the "
+        ending.die(f"the scheduler cannot listen at {address}: {error}; name another port with --port, or leave the "
                    "option out and a free one is chosen", EXIT_FAILURE)
     courier.take_calls(listener, DEFAULT_TIMEOUT_S, called)
     report("joined")
@@ -58,12 +58,12 @@ def introduce() -> None:
 
 def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
     """Where the servers listen, by rank. Waits until all have said so."""
-    late = (f"the job did not come up within {timeout_s:g} s: scheduler at {_meeting_place()}, "
+    late = (f"the job did not come up within {timeout_s:g} s: scheduler at {_scheduler_address()}, "
             f"{os.environ['DMLC_NUM_SERVER']} servers expected; check that each was started and can reach it")
     with deadlines.within(timeout_s, late):
         while True:
             try:
-                connection = courier.call(_meeting_place(), sender, timeout_s, **said)
+                connection = courier.call(_scheduler_address(), sender, timeout_s, **said)
                 break
             except (ConnectionRefusedError, FileNotFoundError):  # it comes later than this process
                 time.sleep(CALL_AGAIN_S)
@@ -71,7 +71,7 @@ def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
             connection.settimeout(None)
             text = file.read()
     if not text:
-        raise ProtocolError(f"the scheduler at {_meeting_place()} takes this process for a stranger: its "
+        raise ProtocolError(f"the scheduler at {_scheduler_address()} takes this process for a stranger: its "
                             "ODSGD_SECRET is another one, or none; all processes of a job come from one launch")
     found: List[str] = json.loads(text)
     return found
@@ -82,7 +82,8 @@ class SocketServer(Server):
 
     def __init__(self, rank: int, num_workers: int) -> None:
         super().__init__(SimpleNamespace(rank=rank))
-        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update), fatal(self._due), self._lock, self._command)
+        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update), fatal(self._answers_fetch), self._lock,
+                        self._command)
         self.address = self._hub.address
 
     def _command(self, body: bytes) -> bytes:

@@ -19,7 +19,7 @@ from kvstore.fronts.gluon.lanes import Keyed, Lane
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
 from kvstore.messages.codecs import CODECS, Codec, codec
 from kvstore.messages.header import HEADER
-from kvstore.messages.seam import Setup, Traffic
+from kvstore.messages.seam import Setup, TrafficSettings
 from kvstore.methods.contract import Method, Step
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import QueuedOptimizer
@@ -174,7 +174,7 @@ def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> 
     outer = method.outer_sgd(made)
     applied = optimizer(config, plain=bool(method.plain_sgd)) if outer is None else described.outer_sgd(*outer)
     setup = Setup(methods.where(method), made.plain(), described.describe(applied),
-                      [_bucket(key, floats) for key in keys], Traffic())
+                      [_bucket(key, floats) for key in keys], TrafficSettings())
     shard.command("open", setup.command())
     pushed, stored = ([mx.nd.zeros(floats + HEADER) for _ in keys] for _ in range(2))
 

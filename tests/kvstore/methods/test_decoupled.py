@@ -11,7 +11,7 @@ from kvstore.errors import ConfigError, DivergedError
 from kvstore.messages.header import Header
 from kvstore.methods.contract import Update
 from kvstore.methods.decoupled import Decoupled, Syncer, mean, rda
-from kvstore.methods.rounds import planned
+from kvstore.methods.quorum import planned
 from kvstore.transports.in_process import Stage
 from tests.kvstore.methods.test_diloco import drawn, walk
 
@@ -78,13 +78,13 @@ def sends(rule: Syncer, rank: int, delta: float, w: np.ndarray, counts: float = 
 def test_a_round_stays_open_until_one_of_it_asks_and_who_has_seen_more_counts_more() -> None:
     rule, w = syncer(3, merge="mean"), np.zeros(1, np.float32)
     sends(rule, 2, 4, w, counts=1)
-    assert rule.asked(1, w) and rule.version == 0  # it has sent nothing: the weights as they are
+    assert rule.end_round(1, w) and rule.version == 0  # it has sent nothing: the weights as they are
     sends(rule, 0, 8, w, counts=3)
     assert rule.version == 0
-    assert rule.asked(2, w) and float(w[0]) == -7 and rule.version == 1
+    assert rule.end_round(2, w) and float(w[0]) == -7 and rule.version == 1
     sends(rule, 1, 1, w)
-    assert rule.asked(0, w) and rule.version == 1  # its round was over already
-    assert rule.asked(1, w) and float(w[0]) == -8
+    assert rule.end_round(0, w) and rule.version == 1  # its round was over already
+    assert rule.end_round(1, w) and float(w[0]) == -8
     assert rule.log == [[[], [1]], [[0, 2], [2, 0]], [[1], [1]]]
 
 
@@ -92,9 +92,9 @@ def test_only_a_quorum_of_all_is_waited_for_and_the_lost_are_not(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)
     sends(rule, 0, 1, w)
-    assert rule.asked(0, w) and rule.version == 0  # the weights as they are
+    assert rule.end_round(0, w) and rule.version == 0  # the weights as they are
     sends(rule, 2, 1, w)
-    assert rule.asked(2, w) and rule.log == [[[], [0]], [[0, 2], [2]]]
+    assert rule.end_round(2, w) and rule.log == [[[], [0]], [[0, 2], [2]]]
     (tmp_path / "lost").write_text("0\n2\n")
     monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
     sends(rule, 1, 1, w)
@@ -102,9 +102,9 @@ def test_only_a_quorum_of_all_is_waited_for_and_the_lost_are_not(
     whole = syncer(2, quorum=2)
     monkeypatch.delenv("ODSGD_LOST")
     sends(whole, 0, 1, w)
-    assert not whole.asked(0, w)
+    assert not whole.end_round(0, w)
     sends(whole, 1, 1, w)
-    assert whole.asked(0, w) and whole.version == 1
+    assert whole.end_round(0, w) and whole.version == 1
 
 
 @pytest.mark.parametrize("merge", ["rda", "mean"])

@@ -12,7 +12,7 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Keys, Parameter
-from kvstore.messages.seam import Setup, Traffic
+from kvstore.messages.seam import Setup, TrafficSettings
 from kvstore.methods import where
 from kvstore.methods.delayed import ODSGD
 from kvstore.transports import connection, pslite, sizing
@@ -51,7 +51,7 @@ def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch: pyt
     there = Servers(servers)
     monkeypatch.setattr(connection, "shared", lambda timeout_s, synchronous: there)
     worker = pslite.ParameterServer()
-    traffic = Traffic(waits=waits, bucket_nbytes=400)
+    traffic = TrafficSettings(waits=waits, bucket_nbytes=400)
     buckets = worker.plan([Parameter(0, "w", (600,))], traffic)
     setup = Setup(where(ODSGD), {}, {}, buckets, traffic)
     worker.set_up(setup, lambda bucket: mx.nd.zeros(bucket.size))
@@ -118,4 +118,4 @@ def test_what_servers_would_refuse_is_refused_by_the_worker(monkeypatch: pytest.
     for method, said in (("__main__:Mine", "method Mine is defined in the script itself, which servers cannot import"),
                          ("/tmp/mine.py:Mine", "is not this package's, and this job has no secret")):
         with pytest.raises(ConfigError, match=said):
-            pslite.ParameterServer().set_up(Setup(method, {}, {}, [], Traffic()), lambda bucket: None)
+            pslite.ParameterServer().set_up(Setup(method, {}, {}, [], TrafficSettings()), lambda bucket: None)

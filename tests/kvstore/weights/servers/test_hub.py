@@ -16,9 +16,9 @@ from kvstore.errors import ProtocolError
 from kvstore.job import commands, ending
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.codecs import codec
-from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
+from kvstore.messages.coded import CodedAnswer, CodedPush, DirectBucket
 from kvstore.messages.header import BEGIN, FETCH, HEADER
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from kvstore.transports.buffers import Buffer
 from kvstore.transports.outbox import Outbox
 from kvstore.weights.servers import courier
@@ -40,12 +40,12 @@ class Client:
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.answers: queue.Queue[Tuple[List[float], np.ndarray]] = queue.Queue()
-        self.lost: queue.Queue[str] = queue.Queue()
+        self.disconnected: queue.Queue[str] = queue.Queue()
         self._room: Any = np.empty(0, np.uint8)
         self.connection = courier.call(hub.address, rank, PATIENCE_S)
-        self._courier = Courier(self.connection, self._receive, self._arrived, self.lost.put)
+        self._courier = Courier(self.connection, self._receive, self._arrived, self.disconnected.put)
 
-    def _receive(self, key: int, nbytes: int, mark: float) -> np.ndarray:
+    def _receive(self, key: int, nbytes: int, sender_code: float) -> np.ndarray:
         self._room = np.empty(nbytes, np.uint8)
         return self._room
 
@@ -74,7 +74,7 @@ def hub() -> Hub:
 
 def test_a_round_is_answered_when_all_have_pushed_however_long_the_messages(hub: Hub) -> None:
     size = 3_000_000  # no socket holds it
-    traffic = Traffic(codec="quantize")
+    traffic = TrafficSettings(codec="quantize")
     w = hub.open({KEY: size}, traffic)[KEY]
     first, second = Client(hub, 0), Client(hub, 1)
     start = np.arange(size, dtype=np.float32)
@@ -88,11 +88,11 @@ def test_a_round_is_answered_when_all_have_pushed_however_long_the_messages(hub:
         header, message = client.answer()
         assert header == [3, 0, 0, 0]
         np.testing.assert_array_equal(message.view(np.float32), start + 2)
-    assert second.lost.empty()
+    assert second.disconnected.empty()
 
 
 def test_an_asynchronous_hub_answers_each_push(hub: Hub) -> None:
-    traffic = Traffic(asynchronous=True, codec="float16", codec_weights="float16")
+    traffic = TrafficSettings(asynchronous=True, codec="float16", codec_weights="float16")
     hub.open({KEY: SIZE}, traffic)
     zeros = np.zeros(SIZE, np.float32)
     client, answer = Client(hub, 1), CodedAnswer(traffic, zeros, alike=True)
@@ -107,7 +107,7 @@ def test_an_asynchronous_hub_answers_each_push(hub: Hub) -> None:
 
 
 def test_where_servers_have_rounds_a_push_is_answered_without_weights_and_who_asks_waits(hub: Hub) -> None:
-    hub.open({KEY: SIZE}, Traffic(asynchronous=True, quorum=2))
+    hub.open({KEY: SIZE}, TrafficSettings(asynchronous=True, quorum=2))
     zeros, one = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32).view(np.uint8)
     first, second = Client(hub, 0), Client(hub, 1)
     first.ask(zeros.view(np.uint8), 0, 0, 0, BEGIN)
@@ -136,14 +136,14 @@ def test_a_stranger_and_a_recording_are_shown_the_door(hub: Hub, secret: str, ch
 def test_a_silent_stranger_holds_up_nobody(hub: Hub) -> None:
     host, _, port = hub.address.rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE_S):
-        hub.open({KEY: SIZE}, Traffic(codec="float16"))
+        hub.open({KEY: SIZE}, TrafficSettings(codec="float16"))
         client = Client(hub, 0)
         client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
         assert client.answer()[0][-1] == BEGIN
 
 
 def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
-    hub.open({KEY: SIZE}, Traffic(codec="float16"))
+    hub.open({KEY: SIZE}, TrafficSettings(codec="float16"))
     host, _, port = hub.address.rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -156,7 +156,7 @@ def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
             connection.sendall(hello[start:start + 300])
             with contextlib.suppress(queue.Empty):  # a wait, so that pieces stay pieces
                 arrived.get(timeout=0.05)
-        own = Courier(connection, lambda key, nbytes, mark: np.empty(nbytes, np.uint8),
+        own = Courier(connection, lambda key, nbytes, sender_code: np.empty(nbytes, np.uint8),
                       lambda key, header: arrived.put(header.tolist()), lambda reason: None)
         own.send(KEY, np.array([0, 0, 0, BEGIN], np.float32), np.ones(SIZE, np.float32).view(np.uint8))
         assert arrived.get(timeout=PATIENCE_S)[-1] == BEGIN
@@ -176,10 +176,10 @@ def test_a_server_whose_messages_are_of_another_length_ends_the_worker(
 
     monkeypatch.setattr(ending, "die", die)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    hub.open({KEY: SIZE}, Traffic(codec="float16"))
+    hub.open({KEY: SIZE}, TrafficSettings(codec="float16"))
     outbox, message = Outbox([hub.address], 0, PATIENCE_S), Buffer(SIZE, mx.cpu())
     bucket = Bucket(KEY, 0, (Segment(Parameter("w", "w", (SIZE,)), 0, SIZE, 0),))
-    outbox.open(bucket, Traffic(codec="float16", codec_weights="float16"), np.zeros(SIZE, np.float32))
+    outbox.open(bucket, TrafficSettings(codec="float16", codec_weights="float16"), np.zeros(SIZE, np.float32))
     message.there()[-1] = BEGIN  # not before the engine has written its zeros
     outbox.send(bucket, message)
     message.there()[-HEADER:] = [0, 0, 0, 1]
@@ -195,11 +195,11 @@ def test_a_server_whose_messages_are_of_another_length_ends_the_worker(
 def test_a_lost_connection_is_told(hub: Hub) -> None:
     client = Client(hub, 0)
     client.connection.shutdown(socket.SHUT_RDWR)
-    assert client.lost.get(timeout=PATIENCE_S) == "it closed the connection"
+    assert client.disconnected.get(timeout=PATIENCE_S) == "it closed the connection"
 
 
 def test_messages_that_cannot_be() -> None:
-    bucket = CodedBucket(Traffic(codec="float16"), 2, np.zeros(9, np.float32), np.zeros(9, np.float32))
+    bucket = DirectBucket(TrafficSettings(codec="float16"), 2, np.zeros(9, np.float32), np.zeros(9, np.float32))
     with pytest.raises(ProtocolError, match="worker 1 sent 20 bytes for a bucket of 5 floats, expected 10"):
         bucket.room(1, 20)
     assert not bucket.add(0, np.ones(HEADER, np.float32))
@@ -208,7 +208,7 @@ def test_messages_that_cannot_be() -> None:
 
 
 def test_what_an_answer_leaves_out_is_in_the_next_one() -> None:
-    traffic, w = Traffic(codec_weights="quantize"), np.zeros(3, np.float32)
+    traffic, w = TrafficSettings(codec_weights="quantize"), np.zeros(3, np.float32)
     server, worker = CodedAnswer(traffic, w, alike=True), CodedAnswer(traffic, w, alike=True)
     w, seen = np.array([1.0, 0.001, -0.3], np.float32), np.empty(3, np.float32)
     gaps = []
@@ -220,7 +220,8 @@ def test_what_an_answer_leaves_out_is_in_the_next_one() -> None:
 
 
 def test_a_residual_loses_nothing() -> None:
-    push, grad = CodedPush(Traffic(codec="2bit", codec_threshold=0.5), 200_001), np.full(200_001, 0.25, np.float32)
+    push = CodedPush(TrafficSettings(codec="2bit", codec_threshold=0.5), 200_001)
+    grad = np.full(200_001, 0.25, np.float32)
     total = np.zeros_like(grad)
     assert push.residual is not None
     for _ in range(5):

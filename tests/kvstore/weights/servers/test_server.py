@@ -15,7 +15,7 @@ from kvstore.job import commands
 from kvstore.job.deadlines import Deadlines
 from kvstore.job.pulse import pulse
 from kvstore.messages.header import ANSWER_FLOATS, BEGIN, HEADER, Header
-from kvstore.messages.seam import Traffic
+from kvstore.messages.seam import TrafficSettings
 from kvstore.methods.sync import SyncRule
 from kvstore.optimizers.described import describe
 from kvstore.transports.connection import Connection, ServerAnswers
@@ -152,7 +152,8 @@ def test_the_loop_waits_for_an_update_of_a_message_with_a_codec(monkeypatch: pyt
     monkeypatch.setattr(pulse, "activity", "")  # another test of this process may have left one
     job = Job()
     job.open(codec="float16")
-    job.command("coded", traffic=dataclasses.asdict(Traffic(codec="float16")), buckets={str(BUCKET): [0, SIZE]})
+    settings = dataclasses.asdict(TrafficSettings(codec="float16"))
+    job.command("open_direct", traffic=settings, buckets={str(BUCKET): [0, SIZE]})
     assert job.server._hub is not None
     client = Client(job.server._hub, 0)
     client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)

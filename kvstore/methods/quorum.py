@@ -1,8 +1,8 @@
 """Rounds of some workers, on an asynchronous server: who is in which, and a log by which a run repeats to the bit.
 
-    push           is kept until its round is over
-    fetch, `ends`  of a worker whose push is kept: the round is over if `quorum` workers are in it. If not, the answer
-                   is the weights as they are, and the push is in the round that closes next
+    push               is kept until its round is over
+    fetch, `end_round` of a worker whose push is kept: the round is over if `quorum` workers are in it. If not, the
+                       answer is the weights as they are, and the push is in the round that closes next
 
 So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is over, too,
 when all workers are in it that the launcher has not given up. Pushes are handed on in the order of ranks, so that their
@@ -24,8 +24,7 @@ from kvstore.methods.asgd import AsyncRule
 
 
 class QuorumRule(AsyncRule):
-    """The server, for one bucket. Options: `quorum`, and `replay`, a file of logs by bucket; None: no plan.
-    """
+    """The server, for one bucket. Options: `quorum`, and `replay`, a file of logs by bucket; None: no plan."""
 
     arrays = {"pushes": "what workers have sent for the next round"}
     facts = (*AsyncRule.facts, "members", "log")
@@ -47,8 +46,8 @@ class QuorumRule(AsyncRule):
         self._close(w, self._present())
         return float(self.options.lr_outer / header.lr)
 
-    def asked(self, worker_rank: int, w: np.ndarray) -> bool:
-        if worker_rank in self._waiting() or not self._answers(worker_rank):
+    def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
+        if worker_rank in self._pushed_ranks() or not self._answers(worker_rank):
             self._close(w, min(self.options.quorum, self._present()))
             if not self._answers(worker_rank):
                 return False
@@ -58,23 +57,24 @@ class QuorumRule(AsyncRule):
     def _present(self) -> int:
         return self.num_workers - len(lost_workers())
 
-    def _waiting(self) -> List[int]:
+    def _pushed_ranks(self) -> List[int]:
+        """Of the pushes that are kept."""
         return [rank for rank, _ in self.members]
 
     def _answers(self, worker_rank: int) -> bool:
         """Whether the weights as they are answer this worker."""
         if self.version < len(self._plan):
             return bool(self._plan[self.version][1].count(worker_rank) > self.log[self.version][1].count(worker_rank))
-        return self.options.quorum < self.num_workers or worker_rank not in self._waiting()
+        return self.options.quorum < self.num_workers or worker_rank not in self._pushed_ranks()
 
     def _close(self, w: np.ndarray, at_least: int) -> None:
         """Close the round if this many workers are in it; by a plan, if it is the next one there."""
-        ranks = self._waiting()
+        ranks = self._pushed_ranks()
         if self.version < len(self._plan) and len(self.log[self.version][1]) < len(self._plan[self.version][1]):
             return
         if self.version + 1 < len(self._plan):
             at_least, ranks = 0, self._plan[self.version + 1][0]
-        if not ranks or len(set(ranks)) < at_least or Counter(ranks) - Counter(self._waiting()):
+        if not ranks or len(set(ranks)) < at_least or Counter(ranks) - Counter(self._pushed_ranks()):
             return
         left: List[Any] = []
         closed: List[Any] = []
