@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Loss against time and against bytes, for methods that send gradients or weights, on links of several rates.
 
-    scripts/maintain/links.py [FOLDER]        5 minutes on two shared cores; writes docs/results/weights.csv and .png
+    scripts/maintain/links.py [FOLDER]        15 minutes on two shared cores; writes docs/results/weights.csv and .png
 
 Real gradients of four workers on handwritten digits (scikit-learn's), in virtual time: 10 ms an iteration, one server
-on a host of its own. All take SGD steps of the same rate; weights travel every 20 steps. `FOLDER` keeps the runs.
+on a host of its own. All take SGD steps of the same rate; weights travel every 20 steps. `FOLDER` keeps the runs. The
+control: the same steps of one worker, with and without outer momentum; of these runs only the end is kept.
 """
 import csv
 import json
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from kvstore.messages.codecs import codec
 
@@ -30,6 +31,23 @@ Curve = List[Tuple[float, float, float]]
 """Virtual seconds, bytes of a worker both ways, and test loss."""
 
 
+class Job(NamedTuple):
+    """One training."""
+
+    method: str
+    link: str
+    workers: int = 4
+    momentum: float = 0
+    seed: int = 0
+
+
+SIDE_BY_SIDE = [Job(method, link) for link in LINKS for method in METHODS]
+CONTROL = [Job(method, "10gbit", workers, momentum, seed) for workers in (1, 4) for seed in (0, 1) for method in METHODS
+           for momentum in (0, 0.5) if method != "OD-SGD" and (method != "SSGD" or not momentum)
+           and (workers > 1 or method not in ("eager", "async"))]
+"""Of one worker these two are DiLoCo (identities 11 and 12)."""
+
+
 def bytes_of(method: str, iterations: int) -> float:
     """What a worker has sent and received, without headers."""
     plain = codec("none").nbytes(PARAMETERS)
@@ -39,33 +57,37 @@ def bytes_of(method: str, iterations: int) -> float:
     return (there + plain) * iterations / H
 
 
-def run(folder: Path, method: str, link: str) -> Curve:
-    """One training; its curve."""
-    out = folder / f"{method}_{link}"
+def run(folder: Path, job: Job) -> Curve:
+    """Its curve."""
+    method, link, workers, momentum, seed = job
+    out = folder / "_".join(map(str, job))
     store, *options = METHODS[method].split()
+    if store == "decoupled" and workers == 1:
+        options = []
     if store not in ("ssgd", "odsgd"):
-        options += ["--H", str(H)]
-    cluster = folder / f"{link}.yaml"
-    cluster.write_text(f"workers: 4\nservers: 1\nlinks: {{goodput: {link}, latency: 1ms}}\n"
+        options += ["--H", str(H), "--momentum-outer", str(momentum)]
+    cluster = folder / f"{link}_{workers}.yaml"
+    cluster.write_text(f"workers: {workers}\nservers: 1\nlinks: {{goodput: {link}, latency: 1ms}}\n"
                        "compute: {iteration: 10ms, draws: \"lognormal:0.2\"}\n")
     if not (out / "metrics.jsonl").exists():
         subprocess.run([sys.executable, "-m", "odsgd", "train", "--config", str(ROOT / "configs/digits_async.yaml"),
-                        "--kvstore", store, *options, "--cluster", str(cluster), "--epochs", "60", "--eval-every", "4",
-                        "--checkpoint-every", "1000epochs", "--out", str(out)], check=True, stdout=subprocess.DEVNULL,
+                        "--kvstore", store, *options, "--cluster", str(cluster), "--epochs", str(15 * workers),
+                        "--eval-every", str(workers), "--checkpoint-every", "1000epochs", "--seed", str(seed),
+                        "--out", str(out)], check=True, stdout=subprocess.DEVNULL,
                        env={**os.environ, "OMP_NUM_THREADS": "1"})
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [(record["virtual_seconds"], bytes_of(method, record["iteration"]), record["test_loss"])
             for record in records if record["event"] == "epoch" and "test_loss" in record]
 
 
-def draw(curves: Dict[Tuple[str, str], Curve]) -> None:
+def draw(curves: Dict[Job, Curve]) -> None:
     import matplotlib
     matplotlib.use("agg")
     from matplotlib import pyplot
     figure, panels = pyplot.subplots(1, len(LINKS) + 1, figsize=(17, 3.6), sharey=True)
     styles: Dict[str, Any] = {method: {"color": f"C{i}", "marker": "osv^D<>x"[i], "markersize": 3, "linewidth": 1}
                               for i, method in enumerate(METHODS)}
-    for (method, link), curve in curves.items():
+    for (method, link, *_), curve in curves.items():
         panels[LINKS.index(link)].plot([one[0] for one in curve], [one[2] for one in curve], label=method,
                                        **styles[method])
         if link == LINKS[0]:
@@ -84,15 +106,16 @@ def draw(curves: Dict[Tuple[str, str], Curve]) -> None:
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="odsgd-links-"))
     folder.mkdir(exist_ok=True)
-    jobs = [(method, link) for link in LINKS for method in METHODS]
+    jobs = [*SIDE_BY_SIDE, *CONTROL]
     with ThreadPoolExecutor(2) as pool:
-        curves = dict(zip(jobs, pool.map(lambda job: run(folder, *job), jobs)))
+        curves = list(zip(jobs, pool.map(lambda job: run(folder, job), jobs)))
     with OUT.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["method", "link", "virtual_s", "bytes", "test_loss"])
-        table.writerows([method, link, f"{s:.3f}", f"{nbytes:.0f}", f"{loss:.4f}"]
-                        for (method, link), curve in curves.items() for s, nbytes, loss in curve)
-    draw(curves)
+        table.writerow([*Job._fields, "virtual_s", "bytes", "test_loss"])
+        for number, (job, curve) in enumerate(curves):
+            table.writerows([*job, f"{s:.3f}", f"{nbytes:.0f}", f"{loss:.4f}"]
+                            for s, nbytes, loss in (curve if number < len(SIDE_BY_SIDE) else curve[-1:]))
+    draw(dict(curves[:len(SIDE_BY_SIDE)]))
 
 
 if __name__ == "__main__":
