@@ -97,8 +97,7 @@ class CodedAnswer:
 
 
 class DirectBucket:
-    """One bucket that travels on direct connections, on a server: its workers' pushes, with or without a codec, and the
-    answers to them. No network, no clock.
+    """A server's bucket on direct connections: the workers' pushes, decoded, and the answers. No network, no clock.
 
     A synchronous round adds in the order of the workers' ranks, in whatever order they come, so its bits are
     the same each time.

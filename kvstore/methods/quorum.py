@@ -58,7 +58,6 @@ class QuorumRule(AsyncRule):
         return self.num_workers - len(lost_workers())
 
     def _pushed_ranks(self) -> List[int]:
-        """Of the pushes that are kept."""
         return [rank for rank, _ in self.members]
 
     def _answers(self, worker_rank: int) -> bool:

@@ -241,7 +241,8 @@ def _common_env(job: Job, scheduler_host: str, port: int, secret: str) -> Dict[s
     env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else scheduler_host, DMLC_PS_ROOT_PORT=str(port),
                DMLC_NUM_WORKER=str(job.num_workers),
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
-    if job.num_servers and (job.wire or _usual_wire()) == "sockets":
+    usual_wire = "ps-lite" if importlib.util.find_spec("mxnet") else "sockets"
+    if job.num_servers and (job.wire or usual_wire) == "sockets":
         env["ODSGD_WIRE"] = "sockets"
     if job.live:
         env["ODSGD_LIVE"] = "1"
@@ -251,10 +252,6 @@ def _common_env(job: Job, scheduler_host: str, port: int, secret: str) -> Dict[s
         env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
     path = package_path(job)
     return {**env, "PYTHONPATH": path} if path else env
-
-
-def _usual_wire() -> str:
-    return "ps-lite" if importlib.util.find_spec("mxnet") else "sockets"
 
 
 def _identity(job: Job, role: str, rank: int, host: Host, scheduler_host: str) -> Dict[str, str]:

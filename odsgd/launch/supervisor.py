@@ -182,7 +182,7 @@ class Supervisor:
         if self.verdict is None:
             return None
         saved = history.saved or (before.saved if before else 0)
-        farthest = self.judge.liveness.farthest()
+        farthest = self.judge.liveness.farthest
         return Attempt(self.verdict, history.resumed, saved, farthest, self.failed_at - history.since)
 
     def blocking_startup(self) -> List[Process]:

@@ -50,8 +50,7 @@ class Courier:
             threading.Thread(target=self._guarded, args=(work,), name="kvstore-courier", daemon=True).start()
 
     def send(self, key: int, header: np.ndarray, message: np.ndarray) -> None:
-        """Queue a message. Leave `message` unchanged until the other end has replied: a server to a push, a worker to
-        an answer with its next push."""
+        """Queue `message`, which must not change until the other end's next message of this bucket has come."""
         pulse.nbytes += message.nbytes
         self._outgoing.put((FRAME.pack(key, message.nbytes, *header), message.data.cast("B")))
 

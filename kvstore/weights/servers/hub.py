@@ -130,10 +130,16 @@ class Hub:
 
     def _take(self, key: int, rank: int, header: np.ndarray) -> None:
         """A message has come to its turn."""
-        pushed, stored, _ = self._arrays[key]
-        if self._buckets[key].add(rank, header):
-            self._update(key, pushed, stored)
-            self._answer(key, self._buckets[key])
+        (pushed, stored, _), bucket = self._arrays[key], self._buckets[key]
+        if not bucket.add(rank, header):
+            return
+        self._update(key, pushed, stored)
+        try:
+            answers = bucket.answers()
+        except NotFiniteError as error:
+            ending.die(f"bucket {key}: the weights cannot be sent with their codec: {error}", EXIT_FAILURE)
+        for one, message in answers.items():
+            self._couriers[one].send(key, bucket.stored[-HEADER:], message)
 
     def _answer_fetches(self, key: int) -> None:
         """Answer the fetches whose rounds are over."""
@@ -143,11 +149,3 @@ class Hub:
             if rank is None:
                 return
             self._take(key, rank, waiting.pop(rank))
-
-    def _answer(self, key: int, bucket: DirectBucket) -> None:
-        try:
-            answers = bucket.answers()
-        except NotFiniteError as error:
-            ending.die(f"bucket {key}: the weights cannot be sent with their codec: {error}", EXIT_FAILURE)
-        for rank, message in answers.items():
-            self._couriers[rank].send(key, bucket.stored[-HEADER:], message)

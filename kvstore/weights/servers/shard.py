@@ -170,12 +170,10 @@ class Shard:
         self._stale[header.worker_rank] = pushes + 1, taus + tau
 
     def stale(self) -> List[Tuple[int, int, int]]:
-        """Of an asynchronous job: each worker's pushes and the sum of their staleness. On any thread.
-
-        Empty for a large job, since a beat is a short message.
-        """
-        counted = list(self._stale.items())
-        return [(rank, pushes, taus) for rank, (pushes, taus) in counted] if len(counted) <= MOST_TOLD else []
+        """Of an asynchronous job: each worker's pushes and the sum of their staleness. Empty for a large job, since
+        a beat is a short message. On any thread."""
+        counted = [(rank, *counts) for rank, counts in list(self._stale.items())]
+        return counted if len(counted) <= MOST_TOLD else []
 
     # -- commands --------------------------------------------------------------------------------------------
 

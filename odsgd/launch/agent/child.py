@@ -127,7 +127,7 @@ def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]
     if "DMLC_NODE_HOST" not in env:
         env["DMLC_NODE_HOST"] = address_towards(env["DMLC_PS_ROOT_URI"]) or "127.0.0.1"
     if "RANK" in env and "LOCAL_RANK" not in env:
-        env.update(_place_among_agents())
+        env.update(_local_rank())
     if "PMI_RANK" in env:
         env = {**mpi_interface(env), **env}
     path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
@@ -140,7 +140,7 @@ def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]
     return env
 
 
-def _place_among_agents() -> Dict[str, str]:
+def _local_rank() -> Dict[str, str]:
     """A worker's place among the workers of its host, by what mpirun tells each agent; empty if it tells nothing."""
     found = {name: _number(variables) for name, variables in
              (("LOCAL_RANK", MPI_LOCAL_RANKS), ("LOCAL_WORLD_SIZE", MPI_LOCAL_SIZES))}

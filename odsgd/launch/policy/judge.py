@@ -9,10 +9,9 @@ The rules, in the order in which `tick` applies them:
 2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for further
    failures, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the first failure; a report
    counts when it is made. A secondary failure is the cause only if there is no other: an expired deadline (exit code
-   75), or a report that blames another process. A process that misses another one did not kill it.
-   When a process dies, MPI ends or crashes the others, and we may see these ends before the first one. So among
-   failures without a report we blame a SIGKILL first, then a crash, then an exit code or abort. If a worker of a ring
-   ended by a deadline, all failures without a report are secondary.
+   75), or a report that blames another process, because a process that misses another one did not kill it.
+   When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
+   report we blame a SIGKILL first, then a crash, then the rest; after a deadline on a ring they are all secondary.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -264,7 +263,7 @@ class Judge:
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
         if waited < SETTLE_S or (exit_pending and waited < LAST_WORDS_S):
             return None
-        reasons = [reason for failure in self.failures for reason in [self._why_end(failure)] if reason]
+        reasons = [reason for failure in self.failures for reason in [self._why_not_continue(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]
         if all(worker.lost or worker.name in failed for worker in self.workers):
             reasons.append("no worker is left")
@@ -277,18 +276,18 @@ class Judge:
         return self._verdict_on(cause, remarks)
 
     def _cause(self) -> Failure:
-        killed = any(failure.killed for failure in self.failures)
-        ended_by_mpi = not self.non_workers and any(worker.code == EXIT_DEADLINE for worker in self.workers)
-        crashed = not ended_by_mpi and any(failure.crashed for failure in self.failures)
+        any_killed = any(failure.killed for failure in self.failures)
+        ring_timed_out = not self.non_workers and any(worker.code == EXIT_DEADLINE for worker in self.workers)
+        any_crashed = not ring_timed_out and any(failure.crashed for failure in self.failures)
 
         def doubt(failure: Failure) -> Tuple[bool, bool, bool]:
             unreported = failure.unreported
-            return (failure.is_secondary or (ended_by_mpi and unreported), killed and unreported,
-                    crashed and unreported and not failure.crashed)
+            return (failure.is_secondary or (ring_timed_out and unreported), any_killed and unreported,
+                    any_crashed and unreported and not failure.crashed)
 
         return min(self.failures, key=doubt)  # stable
 
-    def _why_end(self, failure: Failure) -> Optional[str]:
+    def _why_not_continue(self, failure: Failure) -> Optional[str]:
         """Why the job cannot go on after this failure; None: it can."""
         for member in failure.members:
             if member.role != "worker":

@@ -92,7 +92,7 @@ class LivenessMonitor:
         self._looked_at = now
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()
-        self._farthest = 0
+        self.farthest = 0  # the greatest iteration in a worker's beats
         self._ended_workers: Dict[str, _ProcessState] = {}
         self._uneven = False  # the user has been told that the data differ in length
 
@@ -115,7 +115,7 @@ class LivenessMonitor:
             if name in self._processes and isinstance(beat, dict):
                 self._processes[name].beat(beat, now)
                 if name.startswith("worker"):
-                    self._farthest = max(self._farthest, self._processes[name].progress)
+                    self.farthest = max(self.farthest, self._processes[name].progress)
 
     def leaving(self, name: str, at: object = None) -> None:
         """The process is done, after iteration `at` if it says so, and will end by itself."""
@@ -129,10 +129,6 @@ class LivenessMonitor:
         process = self._processes.pop(name, None)
         if process is not None and name.startswith("worker"):
             self._ended_workers[name] = process
-
-    def farthest(self) -> int:
-        """The greatest iteration in a worker's beats."""
-        return self._farthest
 
     def take_warnings(self) -> List[str]:
         """The warnings since the last call."""
@@ -158,8 +154,8 @@ class LivenessMonitor:
         for agent, processes in agents.items():
             if processes[0].agent_at is None:
                 continue
-            silent_s, host = now - processes[0].agent_at, processes[0].host
-            names = [process.name for process in processes]
+            names, host = [process.name for process in processes], processes[0].host
+            silent_s = now - processes[0].agent_at
             if silent_s > self._limit_s:
                 return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
             if silent_s > self._warn_s and agent not in self._silent_agents:

@@ -128,11 +128,9 @@ class Membership:
         if wait_s > 0 and not set(missing) <= set(self._names_left_out):
             then = ", then without" if self.full.least_workers else ""
             return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s{then}")
-        if not self.full.least_workers:
-            return None
         ranks = {self.present[process.rank] for process in workers}
         left = [rank for rank in self.present if rank not in ranks]
-        if len(left) < self.full.least_workers:
+        if not self.full.least_workers or len(left) < self.full.least_workers:
             return None
         self.present, self._missing_since = left, None
         self._hosts_left_out |= gone

@@ -11,9 +11,9 @@ LIVENESS, CHILD = "odsgd.launch.policy.liveness", "odsgd.launch.agent.child"
 
 DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "of two workers of a ring one crashed, and the other, which MPI aborts then, was blamed": [
-        (JUDGE, "crashed and unreported and not failure.crashed)", "False)")],
+        (JUDGE, "any_crashed and unreported and not failure.crashed)", "False)")],
     "a worker that MPI ended since another was killed was blamed in its place": [
-        (JUDGE, "killed and unreported,", "False,")],
+        (JUDGE, "any_killed and unreported,", "False,")],
     "a worker stopped before its first beat was not noticed": [
         (CHILD, '(self.stopped_at or now) if state == "T" else None', "None")],
     "a link that went down while workers met for an evaluation was waited for ten times as long": [
@@ -30,7 +30,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         ("odsgd.launch.supervisor",
          "None if verdict.by_signal or verdict.workers_succeeded else self.judge.stopped()", "None")],
     "a worker that MPI ended after another's deadline was blamed in the deadline's place": [
-        (JUDGE, "ended_by_mpi = not self.non_workers and any(", "ended_by_mpi = False and any(")],
+        (JUDGE, "ring_timed_out = not self.non_workers and any(", "ring_timed_out = False and any(")],
     "a signal to an agent that had just begun left a folder behind": [
         ("odsgd.launch.agent.agent", "        self._listen_to_signals()  # before there is anything to remove\n", ""),
         ("odsgd.launch.agent.agent", "        linux.adopt_orphans()\n",

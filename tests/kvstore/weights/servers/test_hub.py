@@ -221,8 +221,7 @@ def test_what_an_answer_leaves_out_is_in_the_next_one() -> None:
 
 def test_a_residual_loses_nothing() -> None:
     push = CodedPush(TrafficSettings(codec="2bit", codec_threshold=0.5), 200_001)
-    grad = np.full(200_001, 0.25, np.float32)
-    total = np.zeros_like(grad)
+    grad, total = np.full(200_001, 0.25, np.float32), np.zeros(200_001, np.float32)
     assert push.residual is not None
     for _ in range(5):
         total += codec("2bit", 0.5).floats(push.encode(grad), np.empty_like(grad))

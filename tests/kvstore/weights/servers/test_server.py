@@ -150,9 +150,8 @@ class Slow(SyncRule):
 def test_the_loop_waits_for_an_update_of_a_message_with_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods.find("ssgd"), "rule", Slow)
     monkeypatch.setattr(pulse, "activity", "")  # another test of this process may have left one
-    job = Job()
+    job, settings = Job(), dataclasses.asdict(TrafficSettings(codec="float16"))
     job.open(codec="float16")
-    settings = dataclasses.asdict(TrafficSettings(codec="float16"))
     job.command("open_direct", traffic=settings, buckets={str(BUCKET): [0, SIZE]})
     assert job.server._hub is not None
     client = Client(job.server._hub, 0)

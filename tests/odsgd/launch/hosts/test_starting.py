@@ -46,23 +46,22 @@ def test_the_remote_command_is_quoted_for_the_shell_over_there(tmp_path: Path, m
     assert command.endswith(" '/opt/py 3/python' -m odsgd.launch.agent")
 
 
-@pytest.mark.parametrize("hosts, scheduler_host, told", [
+@pytest.mark.parametrize("hosts, scheduler, told", [
     (("10.0.0.1", "10.0.0.9"), "10.0.0.9", "10.0.0.9 of the hostfile is the launching machine"),
     (("10.0.0.1", "127.0.1.1"), "10.0.0.9", "127.0.1.1 of the hostfile is the launching machine"),
     (("10.0.0.1", "10.0.0.1", "alice@10.0.0.1"), "10.0.0.9",
      "alice@10.0.0.1 of the hostfile is the same machine as 10.0.0.1"),
 ])
-def test_two_tunnels_at_one_port_of_one_machine_are_refused(hosts: Sequence[str], scheduler_host: str, told: str
-                                                            ) -> None:
+def test_two_tunnels_at_one_port_of_one_machine_are_refused(hosts: Sequence[str], scheduler: str, told: str) -> None:
     slots = [Host(address, user or None) for user, _, address in (text.rpartition("@") for text in hosts)]
     asked = job(2, 1, *slots, launcher="ssh", port=7000, secure=True)
     with pytest.raises(ConfigError) as caught:
-        check_tunnels(asked, scheduler_host)
+        check_tunnels(asked, scheduler)
     assert str(caught.value) == (f"--secure --port 7000: {told}, where a tunnel listens at that port already; "
                                  "leave the host out, or leave out --port")
-    check_tunnels(dataclasses.replace(asked, port=0), scheduler_host)
-    check_tunnels(dataclasses.replace(asked, slots=tuple(slots[:1])), scheduler_host)
-    check_tunnels(dataclasses.replace(asked, num_workers=1, num_servers=0), scheduler_host)  # others have no process
+    check_tunnels(dataclasses.replace(asked, port=0), scheduler)
+    check_tunnels(dataclasses.replace(asked, slots=tuple(slots[:1])), scheduler)
+    check_tunnels(dataclasses.replace(asked, num_workers=1, num_servers=0), scheduler)  # the others have no process
 
 
 @pytest.mark.parametrize("version, options", [
