@@ -26,7 +26,7 @@ from kvstore.optimizers.described import Optimizer, context_of
 from kvstore.state import declared
 from kvstore.state.npz import below, from_bytes, to_bytes
 
-MOST_TOLD = 64
+MOST_WORKERS_IN_A_BEAT = 64
 """Workers that a beat has room for."""
 
 
@@ -173,7 +173,7 @@ class Shard:
         """Of an asynchronous job: each worker's pushes and the sum of their staleness. Empty for a large job, since
         a beat is a short message. On any thread."""
         counted = [(rank, *counts) for rank, counts in list(self._stale.items())]
-        return counted if len(counted) <= MOST_TOLD else []
+        return counted if len(counted) <= MOST_WORKERS_IN_A_BEAT else []
 
     # -- commands --------------------------------------------------------------------------------------------
 
