@@ -1,7 +1,9 @@
 """From a name and options to a method, and to this process's place in its job."""
+import importlib.util
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
+from kvstore.errors import ConfigError
 from kvstore.job import environment
 from kvstore.messages.seam import Transport
 from kvstore.methods import fit
@@ -23,9 +25,12 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     if kind == "sharded":
         from kvstore.transports.sharded import MpiSharded
         return MpiSharded(timeout_s)
-    if environment.on_sockets():
+    has_mxnet = importlib.util.find_spec("mxnet") is not None
+    if environment.on_sockets() or not (has_mxnet or environment.in_job()):  # outside a job either says what is missing
         from kvstore.transports.sockets import SocketServers
         return SocketServers(timeout_s, not method.asynchronous)
+    if not has_mxnet:
+        raise ConfigError(f"{environment.who()}: {environment.NO_MXNET}")
     from kvstore.transports.pslite import ParameterServer
     return ParameterServer(timeout_s, not method.asynchronous)
 

@@ -39,8 +39,8 @@ def check(transport: Totals, what: str, mine: List[Any]) -> None:
         if texts[other] != texts[first]:
             diff = difflib.unified_diff(texts[first].splitlines(), texts[other].splitlines(), f"worker {first}",
                                         f"worker {other}", n=0, lineterm="")
-            raise ProtocolError(f"workers {first} and {other} differ in {what}:\n  " + "\n  ".join(diff) +
-                                "\nAll workers must run the same script with the same settings.")
+            raise ProtocolError(f"workers {first} and {other} differ in {what}; all workers must run the same script "
+                                "with the same settings\n  " + "\n  ".join(diff))
 
 
 def _check_lost(silent: Set[int], what: str) -> None:

@@ -16,7 +16,7 @@ import traceback
 import types
 from typing import Any, Callable, Iterator, Optional, Type
 
-from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, KVStoreError
 from kvstore.job.environment import who
 from kvstore.job.report import report
 
@@ -41,7 +41,8 @@ def die(message: str, status: int, consequence: bool = False) -> None:
         last.start()
     try:
         print(f"{name}{message}", file=sys.stderr, flush=True)
-        report("failed", error=message.strip().splitlines()[-1][:MOST_SHOWN], consequence=consequence)
+        lines = message.strip().splitlines()
+        report("failed", error=lines[-("Traceback" in lines[0])][:MOST_SHOWN], consequence=consequence)
         sys.stdout.flush()
     finally:  # the reader of our output may be gone
         os._exit(status)
@@ -64,10 +65,14 @@ def end_well(leave: Callable[[], None]) -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: BaseException, trace: Any) -> None:
-        if previous is not sys.__excepthook__:
-            previous(kind, error, trace)
+        sys.stderr = sys.__stderr__ or sys.stderr  # torch.distributed's hook, around this one, has put a buffer there
+        ours = issubclass(kind, (ConfigError, KVStoreError))
+        if previous is not sys.__excepthook__ and not (ours and str(previous.__module__).startswith("torch.")):
+            previous(kind, error, trace)  # PyTorch's own prints the traceback
         if issubclass(kind, KeyboardInterrupt):
             die("interrupted", EXIT_INTERRUPTED)
+        if ours:
+            die(_with_place(str(error), trace), EXIT_FAILURE)
         die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
 
     def end() -> None:
@@ -77,6 +82,15 @@ def end_well(leave: Callable[[], None]) -> None:
 
     sys.excepthook = hook
     atexit.register(end)
+
+
+def _with_place(message: str, trace: Any) -> str:
+    """An error of ours says what to do, so that of its traceback the script's own line is enough."""
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    script = [at for at in traceback.extract_tb(trace) if not os.path.abspath(at.filename).startswith(ours + os.sep)]
+    first, *rest = message.split("\n", 1)
+    place = f" ({os.path.basename(script[-1].filename)}, line {script[-1].lineno})" if script else ""
+    return "\n".join([first + place, *rest])
 
 
 def follow() -> None:

@@ -8,15 +8,26 @@ serving = False  # this process is a server or scheduler already, whatever it ma
 lean = False  # no script of a user's runs in this process, so MXNet is imported without what only scripts ask for
 
 
+NO_MXNET = ("this job is on ps-lite, and this process has no MXNet, which that is a part of; start the job with --wire "
+            "sockets, or install MXNet on this host (pip install 'odsgd[cpu]')")
+
+
 def launched() -> bool:
     """Whether our launcher started this process."""
     return "ODSGD_REPORT_FD" in os.environ
+
+
+def in_job() -> bool:
+    """Whether this process knows of a scheduler, whoever started it."""
+    return "DMLC_PS_ROOT_URI" in os.environ
 
 
 def who() -> str:
     """This process, as log lines and errors call it."""
     role = os.environ.get("DMLC_ROLE", "worker")
     rank = os.environ.get(f"ODSGD_{role.upper()}_RANK")
+    if rank is None and "TORCHELASTIC_RUN_ID" in os.environ:
+        rank = os.environ.get("RANK")
     return role if rank is None else f"{role} {rank}"
 
 

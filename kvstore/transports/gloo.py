@@ -28,6 +28,8 @@ from kvstore.transports.rounds import on_ring
 
 ENDLESS = timedelta(days=365)
 """gloo's own timeout: each store has its own deadline."""
+LATER = timedelta(minutes=1)
+"""By which torch.distributed waits longer than a store, so that it is the store that says what is late."""
 LATE = ("another worker is late, stopped or unreachable, or has taken fewer steps and left. Check that all are alive, "
         "or raise `timeout_s`")
 NOTHING = (0, 0.0)
@@ -73,7 +75,7 @@ class _Group:
         with deadlines.within(timeout_s, f"not all workers made a store within {timeout_s:g} s; check that all are "
                               "alive and run the same script"):
             if self._ours:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+                dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
             self._sums, self._totals = (dist.new_group(backend="gloo", timeout=ENDLESS) for _ in range(2))
         self.worker_rank, self.num_workers = dist.get_rank(), dist.get_world_size()
         self.keys = Keys(1)
@@ -134,7 +136,10 @@ class _Group:
         longest_s = timeout_s or self._timeout_s
         total = torch.tensor(np.asarray(array, np.float32))
         with deadlines.within(longest_s, f"a sum over the workers was not over within {longest_s:g} s: {LATE}"):
-            self._dist.all_reduce(total, group=self._totals)
+            try:
+                self._dist.all_reduce(total, group=self._totals)
+            except RuntimeError as error:
+                _die_of(error)
         return np.asarray(total.numpy())
 
     def _leave(self) -> None:
@@ -149,10 +154,15 @@ def _guarded(run: Any) -> None:
     try:
         run()
     except RuntimeError as error:
-        ending.die(f"a sum of torch.distributed failed: {error}; has another worker died, or taken other steps than "
-                   "this one?", EXIT_FAILURE, consequence=True)
+        _die_of(error)
     except BaseException:
         ending.die(traceback.format_exc(), EXIT_FAILURE)
+
+
+def _die_of(error: RuntimeError) -> None:
+    said = str(error).split(". ")[0]
+    ending.die(f"a sum of torch.distributed failed: {said}; another worker has died, or taken other steps than this "
+               "one: see what it ended with", EXIT_FAILURE, consequence=True)
 
 
 _shared: Optional[_Group] = None

@@ -1,4 +1,5 @@
 """PyTorch scripts as jobs: the one of the documentation, and one whose workers differ."""
+import importlib.util
 import re
 import subprocess
 import sys
@@ -83,11 +84,67 @@ def test_workers_with_different_models_are_told_what_differs(tmp_path: Path) -> 
         "Linear(128, 10)", "Linear(128, 10 + rank)")
     done = launched(tmp_path, code, "-s", "1")
     assert done.returncode == 70
-    assert "workers 0 and 1 differ in the model and its settings:" in done.stderr
+    assert "workers 0 and 1 differ in the model and its settings; all workers must run the same" in done.stderr
     for line in (r"-0\.bias shape \(128,\) torch\.float32", r"-1\.weight shape \(128,\) torch\.float32",
                  r"\+1\.weight shape \(128,\) torch\.float16", r"-3\.weight shape \(10, 128\)",
                  r"\+3\.weight shape \(11, 128\)"):
         assert re.search(line, done.stderr), line
+
+
+WRONG = """
+import os, sys, time, torch
+words = sys.argv[1:]
+rank = int(os.environ.get("ODSGD_WORKER_RANK", os.environ.get("RANK", 0)))
+if "version" in words and rank:
+    import kvstore._version
+    kvstore._version.VERSION = "0.3.9"
+if "unreachable" in words:
+    os.environ.update(DMLC_PS_ROOT_URI="host.invalid", DMLC_LOCAL="0")
+if "late" in words and rank:
+    time.sleep(1000)
+import odsgd.torch as od
+store = od.create("dsync" if "TORCHELASTIC_RUN_ID" in os.environ else "ssgd", timeout_s=[90.0, 5.0]["late" in words])
+if not torch.distributed.is_initialized():
+    torch.distributed.init_process_group("gloo")  # puts its own hook around ours
+od.Optimizer(torch.optim.SGD((model := torch.nn.Linear(8, 4 + rank)).parameters(), 0.1), model, store)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by, words, line", [
+    ("torchrun", "version", r"worker [01]: the processes of this job run different versions of odsgd; install the same "
+                            r"on all hosts \(train\.py, line 13\)"),
+    ("torchrun", "late", "worker 0: not all workers made a store within 5 s; check that all are alive and run the "
+                         "same script"),
+    ("launch", "model", r"worker [01] \| worker [01]: workers 0 and 1 differ in the model and its settings; all "
+                        r"workers must run the same script with the same settings \(train\.py, line 16\)"),
+    ("launch", "unreachable", r"worker [01] \| worker [01]: no connection to the scheduler at host\.invalid:\d+: .*; "
+                              r"check that this host can reach it \(.*\) \(train\.py, line 13\)"),
+    ("ps-lite", "", r".* \| .*: this job is on ps-lite, and this process has no MXNet, which that is a part "
+                    "of; start the job with --wire sockets, or .*"),
+    ("python", "", "kvstore.errors.ConfigError: this store needs a job and DMLC_PS_ROOT_URI is not set; start the "
+                   "script with `odsgd launch .*")])
+def test_what_is_wrong_in_a_job_is_a_line_without_a_traceback_of_ours(by: str, words: str, line: str,
+                                                                      tmp_path: Path) -> None:
+    if by == "ps-lite" and importlib.util.find_spec("mxnet"):
+        pytest.skip("MXNet is here")
+    done = started_by_torchrun(tmp_path, WRONG, words) if by == "torchrun" else \
+        started(tmp_path, WRONG, "train.py", words) if by == "python" else \
+        launched(tmp_path, WRONG, "-s", "1", "--wire", "sockets" if by == "launch" else by, words=[words])
+    assert done.returncode and re.search(f"^{line}$", done.stderr, re.MULTILINE), done.stderr
+    assert by == "python" or f"{ROOT}/kvstore" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("its, line", [
+    ("__version__ = '2.0.1'\nclass Tensor: pass", "PyTorch 2.1 or newer is not installed; .*; here is 2.0.1"),
+    ("__version__ = '2.2.2'\nclass Tensor: register_post_accumulate_grad_hook = None\n"
+     "def from_numpy(array): raise RuntimeError('Numpy is not available')",
+     r"PyTorch 2.2.2 was not made for NumPy [\d.]+; install PyTorch 2.3 or newer, or take pip install .*")])
+def test_a_pytorch_that_is_too_old_is_told_what_to_install(its: str, line: str, tmp_path: Path) -> None:
+    """A stand-in: no index has such an old one for this Python."""
+    (tmp_path / "torch.py").write_text(its)
+    done = started(tmp_path, "import odsgd.torch", "train.py")
+    assert done.returncode == 1 and re.search(f"^ImportError: {line}$", done.stderr, re.MULTILINE), done.stderr
 
 
 TWO_MODELS = """
@@ -151,6 +208,14 @@ def test_several_models_train_in_one_script_each_by_its_store(torchrun: bool, tm
             w = [W - 0.25 * grad for grad in grads]
             W -= lr * sum(grads) / 2
         assert done.stdout.count(f"W {W:.6f}") == 2, done.stdout
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_last_words_about_a_dead_worker_are_one_line(tmp_path: Path) -> None:
+    done = started_by_torchrun(tmp_path, TWO_MODELS, "killed")
+    assert done.returncode and re.search(r"^worker 0: a sum of torch\.distributed failed: .*; another worker has died, "
+                                         "or taken other steps than this one: see what it ended with$", done.stderr,
+                                         re.MULTILINE), done.stderr
 
 
 @pytest.mark.slow

@@ -388,6 +388,9 @@ def _tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             raise ConfigError(f"{name} has no shape yet; run one forward pass before odsgd.torch.Optimizer is made")
+        if tensor.is_meta:
+            raise ConfigError(f"{name} is on the device `meta`, where it has no values; put the model on a real one by "
+                              "model.to_empty(device=...) and set its weights before odsgd.torch.Optimizer is made")
         tensors[_plain(name)] = tensor
     return tensors
 

@@ -32,6 +32,8 @@ def main() -> int:
     if environment.on_sockets():
         from kvstore.weights.servers import sockets
         sockets.introduce() if role == "scheduler" else sockets.serve()
+    elif importlib.util.find_spec("mxnet") is None:
+        ending.die(environment.NO_MXNET, EXIT_USAGE)
     elif role == "scheduler":
         _schedule()
     else:
@@ -63,9 +65,7 @@ def _give_up(why: str) -> None:
 def _library() -> Any:
     """MXNet's, found as its front end finds it."""
     package = importlib.util.find_spec("mxnet")
-    if package is None or not package.submodule_search_locations:
-        from kvstore.engine import _mxnet  # noqa: F401  says what to install
-        raise AssertionError("unreachable")
+    assert package is not None and package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / "libinfo.py"
     spec = importlib.util.spec_from_file_location("mxnet_libinfo", path)
     assert spec is not None and spec.loader is not None

@@ -11,7 +11,7 @@ import time
 from types import SimpleNamespace
 from typing import Any, Dict, List
 
-from kvstore.errors import EXIT_FAILURE, ProtocolError
+from kvstore.errors import EXIT_FAILURE, KVStoreError, ProtocolError
 from kvstore.job import ending
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting
@@ -67,12 +67,15 @@ def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
                 break
             except (ConnectionRefusedError, FileNotFoundError):  # it comes later than this process
                 time.sleep(CALL_AGAIN_S)
+            except OSError as error:
+                raise KVStoreError(f"no connection to the scheduler at {_scheduler_address()}: {error}; check that this "
+                                   "host can reach it (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, a firewall)") from None
         with connection, connection.makefile("rb") as file:
             connection.settimeout(None)
             text = file.read()
     if not text:
-        raise ProtocolError(f"the scheduler at {_scheduler_address()} takes this process for a stranger: its "
-                            "ODSGD_SECRET is another one, or none; all processes of a job come from one launch")
+        raise ProtocolError(f"the scheduler at {_scheduler_address()} has hung up: see what it says; if nothing, this "
+                            "process's ODSGD_SECRET is not the job's, and all processes of a job come from one launch")
     found: List[str] = json.loads(text)
     return found
 

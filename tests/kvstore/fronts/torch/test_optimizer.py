@@ -366,6 +366,8 @@ def test_what_cannot_be_done_is_said_in_one_line() -> None:
     refuses("groups of SGD differ in momentum", lambda p: optim.SGD(
         [{"params": [one], "momentum": number / 100} for number, one in enumerate(p)], 0.1))
     refuses("the optimizer's and not the model's", lambda p: optim.SGD([torch.nn.Parameter(torch.ones(3))], 0.1))
+    with pytest.raises(ConfigError, match=r"conv.weight is on the device `meta`, where it has no values"):
+        local(Net().to("meta"))
     with pytest.raises(ConfigError, match=r"conv.weight is torch.float64"):
         local(Net().double())
     net = torch.nn.Embedding(3, 2, sparse=True)

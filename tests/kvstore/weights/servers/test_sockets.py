@@ -84,7 +84,7 @@ def test_a_process_of_another_job_is_told_that_it_is_a_stranger(
         scheduler: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sign = commands.Signer
     monkeypatch.setattr(commands, "Signer", lambda sender, key: sign(sender, b"another secret"))
-    with pytest.raises(ProtocolError, match=f"scheduler at 127.0.0.1:{scheduler} takes this process for a stranger"):
+    with pytest.raises(ProtocolError, match=f"at 127.0.0.1:{scheduler} has hung up: .* ODSGD_SECRET is not the job's"):
         sockets.addresses(0, PATIENCE_S)
 
 
