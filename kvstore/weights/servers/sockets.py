@@ -68,8 +68,8 @@ def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
             except (ConnectionRefusedError, FileNotFoundError):  # it comes later than this process
                 time.sleep(CALL_AGAIN_S)
             except OSError as error:
-                raise KVStoreError(f"no connection to the scheduler at {_scheduler_address()}: {error}; check that this "
-                                   "host can reach it (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, a firewall)") from None
+                raise KVStoreError(f"no connection to the scheduler at {_scheduler_address()}: {error}; check that "
+                                   "this host can reach it (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, a firewall)") from None
         with connection, connection.makefile("rb") as file:
             connection.settimeout(None)
             text = file.read()
