@@ -6,11 +6,13 @@
 It has the presets' networks (scripts/examples/networks.py), evaluates as often as asked for, writes metrics.jsonl
 for `odsgd report`, and the weights at the end. Checkpoints, devices, emulation and virtual time are odsgd train's.
 """
+import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
+import numpy as np
 import torch
 from examples.networks import NETWORKS, make
 
@@ -45,6 +47,9 @@ def refuse(config: TrainConfig) -> None:
         if getattr(config, option) not in known:
             raise ConfigError(f"{option} {getattr(config, option)}: scripts/train_torch.py has {', '.join(known)}; "
                               "take one of them, or odsgd train")
+    if config.dataset == "imagenet" and importlib.util.find_spec("mxnet") is None:
+        raise ConfigError("dataset imagenet: its record files are read by MXNet, which is not installed; take another "
+                          "dataset, or pip install 'odsgd[cpu,torch]'")
 
 
 class Run:
@@ -52,7 +57,8 @@ class Run:
 
     def __init__(self, config: TrainConfig) -> None:
         transport = connect(config.kvstore, config.transport, config.options.timeout_s)
-        self.config, self.data = config, load(config, transport.worker_rank, transport.num_workers)
+        contexts = () if config.dataset == "imagenet" else [None]
+        self.config, self.data = config, load(config, transport.worker_rank, transport.num_workers, contexts=contexts)
         self.each = self.data.batches_per_epoch
         options = config.options.in_iterations(self.each).plain()
         self.store = od.create(config.kvstore, transport, **options)
@@ -129,7 +135,8 @@ class Run:
 
 
 def tensors(xs: List[Any], ys: List[Any]) -> Any:
-    return torch.from_numpy(xs[0].asnumpy()), torch.from_numpy(ys[0].asnumpy()).long()
+    x, y = (one if isinstance(one, np.ndarray) else one.asnumpy() for one in (xs[0], ys[0]))  # MXNet's of imagenet
+    return torch.from_numpy(x), torch.from_numpy(y).long()
 
 
 def counted(loss: Any, output: Any, labels: Any) -> Sums:

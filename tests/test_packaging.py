@@ -293,7 +293,7 @@ def test_ci_tests_as_a_newcomer_does_then_checks_and_tells_of_either(machine: Ma
     assert machine.run(".ci/run", TORCH="2.12.1+cpu", TMPDIR=str(machine.bin), **wrong).returncode == status
     tests, check, torch = map(machine.calls.index, (
         "-m pytest -n 4 --system", "-m ruff check .",
-        "-m pytest -n 4 -k torch_examples or on_pytorch or (torch and (gluon or mxnet))"))
+        "-m pytest -n 4 -k on_pytorch or (torch and (gluon or mxnet))"))
     assert tests < check < torch == len(machine.calls) - 1
     assert "torch" not in " ".join(machine.calls[:tests])  # as a newcomer runs them
 

@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
-from kvstore.engine._mxnet import mx
 from kvstore.messages.seam import Transport
 
 IN_FLIGHT = 4
@@ -48,14 +47,6 @@ class Sums:
     def accuracy(self) -> float:
         """Share of right answers, 0 to 1; NaN if there was no example."""
         return self.hits / self.examples if self.examples else math.nan
-
-
-class BatchResult(mx.gluon.HybridBlock):
-    """(sum of the losses, right answers) of one device's part of a batch, as one array: one read instead of two."""
-
-    def hybrid_forward(self, F: Any, loss: Any, output: Any, label: Any) -> Any:
-        """Outside autograd.record: it needs no gradient."""
-        return F.concat(F.sum(loss), F.sum(F.argmax(output, axis=1) == label), dim=0)
 
 
 class Meter:

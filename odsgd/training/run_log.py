@@ -7,13 +7,13 @@ import datetime
 import json
 import platform
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 import numpy as np
 
-from kvstore.engine._mxnet import mx
 from kvstore.job import environment
 from odsgd import __version__
 from odsgd.board import Board
@@ -156,4 +156,5 @@ def lr_local_words(config: TrainConfig) -> str:
 
 def versions() -> Dict[str, str]:
     """Of what decides about the bits."""
-    return {"odsgd": __version__, "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version()}
+    engines: Dict[str, str] = {name: sys.modules[name].__version__ for name in ("mxnet", "torch") if name in sys.modules}
+    return {"odsgd": __version__, **engines, "numpy": np.__version__, "python": platform.python_version()}

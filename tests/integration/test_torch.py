@@ -196,10 +196,13 @@ for model, store in zip(models, stores):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_several_models_train_in_one_script_each_by_its_store(torchrun: bool, tmp_path: Path) -> None:
-    done = started_by_torchrun(tmp_path, TWO_MODELS, "none") if torchrun else \
-        launched(tmp_path, TWO_MODELS, "-s", "2", words=["none"])
+@pytest.mark.parametrize("how", ["torchrun", "sockets", "ps-lite of mxnet"])
+def test_several_models_train_in_one_script_each_by_its_store(how: str, tmp_path: Path) -> None:
+    wire = how.split()[0]
+    if wire == "ps-lite":
+        pytest.importorskip("kvstore.engine._mxnet")
+    done = started_by_torchrun(tmp_path, TWO_MODELS, "none") if how == "torchrun" else \
+        launched(tmp_path, TWO_MODELS, "-s", "2", "--wire", wire, words=["none"])
     assert done.returncode == 0, done.stderr
     for lr in (0.5, 0.125):
         W, w = 4.0, [4.0, 4.0]

@@ -1,7 +1,7 @@
 """What a worker trains and evaluates on: batches on its devices, a fair share of every epoch.
 
     for xs, ys in load(config, worker_rank, num_workers).train(epoch, start=0):
-        ...                                      # lists, one NDArray for each device of the worker
+        ...                     # lists, one NDArray for each device of the worker; of NumPy where the device is None
 
 docs/reference/data.md says how an epoch is divided. A resumed run asks for `train(epoch, start=i)` and gets the same
 bits. No process is forked, no thread kept: fork() would stop MXNet's engine with an exchange in flight.
@@ -9,29 +9,32 @@ bits. No process is forked, no thread kept: fork() would stop MXNet's engine wit
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.config.train import TrainConfig
-from odsgd.training import devices
 from odsgd.training.data import datasets
-from odsgd.training.data.records import Batch, RecordData
 
+Batch = Tuple[List[Any], List[Any]]
 PAD = 4
 """Pixels that augmentation may shift an image by."""
 
 
-def load(config: TrainConfig, worker_rank: int, num_workers: int, arrays: Optional[datasets.Arrays] = None) -> Any:
+def load(config: TrainConfig, worker_rank: int, num_workers: int, arrays: Optional[datasets.Arrays] = None,
+         contexts: Sequence[Any] = ()) -> Any:
     """The data of one worker; ConfigError for a file that is missing or damaged, or too few examples for everyone.
 
     The result has `num_examples`, `batches_per_epoch`, `train(epoch, start=0, offset=0)` and `test()`. `arrays`: what
-    `in_memory` has read, where several workers of a process have it in common.
+    `in_memory` has read, where several workers of a process have it in common. `contexts`: the devices, if they are not
+    those of MXNet that the configuration names.
     """
-    contexts = devices.contexts(config)
+    if not contexts:
+        from odsgd.training import devices  # it has MXNet
+        contexts = devices.contexts(config)
     if config.dataset == "imagenet":
+        from odsgd.training.data.records import RecordData  # its reader is MXNet's
         return RecordData(config, worker_rank, num_workers, contexts)
     arrays = arrays or _arrays(config)
     shards = Shards(len(arrays.train.labels), num_workers, config.worker_batch_size, config.seed)
@@ -98,7 +101,7 @@ class Shards:
 class ArrayData:
     """One worker's view of a data set in memory."""
 
-    def __init__(self, arrays: datasets.Arrays, shards: Shards, worker_rank: int, contexts: List[Any],
+    def __init__(self, arrays: datasets.Arrays, shards: Shards, worker_rank: int, contexts: Sequence[Any],
                  augment: bool) -> None:
         self.arrays, self.shards, self.worker_rank = arrays, shards, worker_rank
         self.contexts, self.augment, self.batches_per_epoch = contexts, augment, shards.batches_per_epoch
@@ -130,8 +133,15 @@ class ArrayData:
         pixels *= self._scale
         count = min(len(self.contexts), len(labels))
         parts = zip(self.contexts, np.array_split(pixels, count), np.array_split(labels, count))
-        placed = [(mx.nd.array(x, context), mx.nd.array(y, context)) for context, x, y in parts]
+        placed = [(_placed(x, context), _placed(y, context)) for context, x, y in parts]
         return [x for x, _ in placed], [y for _, y in placed]
+
+
+def _placed(array: np.ndarray, context: Any) -> Any:
+    if context is None:
+        return array
+    from kvstore.engine._mxnet import mx
+    return mx.nd.array(array, context)
 
 
 def random_bits(seed: int, epoch: int, examples: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, shown
@@ -16,8 +16,7 @@ from kvstore.job.pulse import pulse
 from odsgd.config.files import read_text
 from odsgd.config.train import TrainConfig
 from odsgd.training.data import datasets
-
-Batch = Tuple[List[Any], List[Any]]
+from odsgd.training.data.data import Batch
 
 NORMALISE = {"mean_r": 123.68, "mean_g": 116.779, "mean_b": 103.939, "std_r": 58.393, "std_g": 57.12, "std_b": 57.375}
 AUGMENT = {"random_resized_crop": True, "min_random_area": 0.08, "max_random_area": 1.0, "min_aspect_ratio": 3 / 4,
@@ -32,7 +31,7 @@ LINE = re.compile(r"[0-9]{1,18}\s+([0-9]{1,18})(?:\s.*)?")
 class RecordData:
     """One worker's view of record files; the same calls as data.ArrayData."""
 
-    def __init__(self, config: TrainConfig, worker_rank: int, num_workers: int, contexts: List[Any]) -> None:
+    def __init__(self, config: TrainConfig, worker_rank: int, num_workers: int, contexts: Sequence[Any]) -> None:
         self.config, self.contexts = config, contexts
         self.worker_rank, self.num_workers = worker_rank, num_workers
         folder = datasets.folder_of(str(config.data_dir), "imagenet")

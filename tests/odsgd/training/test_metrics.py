@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
-from odsgd.training.metrics import BatchResult, Clock, Meter, MetricsFile, Sums
+from odsgd.training.metrics import Clock, Meter, MetricsFile, Sums
 from odsgd.training.progress import Progress
+from odsgd.training.step.passes import BatchResult
 from tests.jobs import ROOT
 
 
