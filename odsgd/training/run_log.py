@@ -156,5 +156,5 @@ def lr_local_words(config: TrainConfig) -> str:
 
 def versions() -> Dict[str, str]:
     """Of what decides about the bits."""
-    engines: Dict[str, str] = {name: sys.modules[name].__version__ for name in ("mxnet", "torch") if name in sys.modules}
+    engines: Dict[str, str] = {one: sys.modules[one].__version__ for one in ("mxnet", "torch") if one in sys.modules}
     return {"odsgd": __version__, **engines, "numpy": np.__version__, "python": platform.python_version()}
