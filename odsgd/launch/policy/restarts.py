@@ -71,11 +71,11 @@ def decide(attempt: Attempt, before: Optional[Attempt], restarts_used: int, max_
 class Membership:
     """Which workers take part in the next attempt. Each attempt numbers its workers from 0; here they keep their ranks.
 
-    Invariant: `present` is sorted, and has at least `job.least_workers` ranks.
+    Invariant: `present_ranks` is sorted, and has at least `job.least_workers` ranks.
     """
 
     def __init__(self, job: Job) -> None:
-        self.full, self.present = job, list(range(job.num_workers))
+        self.full_job, self.present_ranks = job, list(range(job.num_workers))
         self._has_ever_started = False
         self._hosts_left_out: Set[Host] = set()
         self._names_left_out: List[str] = []
@@ -85,26 +85,26 @@ class Membership:
     @property
     def job(self) -> Job:
         """The next attempt's job: with the workers that take part, on the hosts that are there."""
-        full = self.full
-        if len(self.present) == full.num_workers and not self._hosts_left_out:
+        full = self.full_job
+        if len(self.present_ranks) == full.num_workers and not self._hosts_left_out:
             return full
-        slots = [full.slots[rank % len(full.slots)] for rank in self.present] if full.slots else []
+        slots = [full.slots[rank % len(full.slots)] for rank in self.present_ranks] if full.slots else []
         spare = [host for host in full.slots[full.num_workers:] if host not in self._hosts_left_out]
-        servers = len(self.present) if full.servers_beside_workers else full.num_servers
-        return dataclasses.replace(full, num_workers=len(self.present), num_servers=servers, slots=(*slots, *spare))
+        workers = len(self.present_ranks)
+        servers = workers if full.servers_beside_workers else full.num_servers
+        return dataclasses.replace(full, num_workers=workers, num_servers=servers, slots=(*slots, *spare))
 
     def note_started(self) -> None:
         """In the last attempt all processes joined: the next one calls all workers."""
-        if self.job is self.full:
+        if self.job is self.full_job:
             self._names_left_out, self._growth_attempts = [], 0
         self._has_ever_started, self._missing_since = True, None
-        self.present, self._hosts_left_out = list(range(self.full.num_workers)), set()
+        self.present_ranks, self._hosts_left_out = list(range(self.full_job.num_workers)), set()
 
     def left_out_hosts(self, now: float) -> Tuple[List[Host], float]:
         """The hosts that the next attempt leaves out, and from which time on it takes them back at a checkpoint."""
-        full = self.full
-        slots = full.slots or (LOCAL,)
-        hosts = [slots[rank % len(slots)] for rank in range(full.num_workers) if rank not in self.present]
+        full, slots = self.full_job, self.full_job.slots or (LOCAL,)
+        hosts = [slots[rank % len(slots)] for rank in range(full.num_workers) if rank not in self.present_ranks]
         wait_s = REGROW_S * 2 ** (self._growth_attempts - 1) if self._growth_attempts else 0.0
         return list(dict.fromkeys([*hosts, *self._hosts_left_out])) if full.grow else [], now + wait_s
 
@@ -119,21 +119,21 @@ class Membership:
         names = {process.name for process in blocking}
         gone = {process.host for process in blocking if not process.host.here
                 and all(other.name in names for other in planned if other.host == process.host)}
-        if not self._has_ever_started or not self.full.max_restarts or not (workers or gone):
+        if not self._has_ever_started or not self.full_job.max_restarts or not (workers or gone):
             return None
         self._missing_since = now if self._missing_since is None else self._missing_since
-        missing = [f"worker {self.present[process.rank]}" for process in workers] or [
+        missing = [f"worker {self.present_ranks[process.rank]}" for process in workers] or [
             f"host {host.address}" for host in gone]
-        wait_s = self.full.rejoin_timeout_s - (now - self._missing_since)
+        wait_s = self.full_job.rejoin_timeout_s - (now - self._missing_since)
         if wait_s > 0 and not set(missing) <= set(self._names_left_out):
-            then = ", then without" if self.full.least_workers else ""
+            then = ", then without" if self.full_job.least_workers else ""
             return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s{then}")
-        ranks = {self.present[process.rank] for process in workers}
-        left = [rank for rank in self.present if rank not in ranks]
-        if not self.full.least_workers or len(left) < self.full.least_workers:
+        ranks = {self.present_ranks[process.rank] for process in workers}
+        left = [rank for rank in self.present_ranks if rank not in ranks]
+        if not self.full_job.least_workers or len(left) < self.full_job.least_workers:
             return None
-        self.present, self._missing_since = left, None
+        self.present_ranks, self._missing_since = left, None
         self._hosts_left_out |= gone
         self._names_left_out += missing
-        return Decision(True, f"going on with {len(left)} of {self.full.num_workers} workers, without "
+        return Decision(True, f"going on with {len(left)} of {self.full_job.num_workers} workers, without "
                         f"{listed(missing)}; batches are dealt anew")

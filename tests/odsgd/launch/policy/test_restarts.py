@@ -97,7 +97,7 @@ def test_a_worker_that_does_not_come_back_is_waited_for_and_then_left_out() -> N
     assert members.job.num_workers == 3
     assert failed_start(members, 31.0, "worker 1") == Decision(
         True, "going on with 2 of 3 workers, without worker 1; batches are dealt anew")
-    assert (members.job.num_workers, members.job.most_workers, members.present) == (2, 3, [0, 2])
+    assert (members.job.num_workers, members.job.most_workers, members.present_ranks) == (2, 3, [0, 2])
     assert failed_start(members, 40.0, "worker 1") == Decision(
         True, "worker 2 did not come back; trying again for 20 s, then without")  # it is worker 1 by now
     assert failed_start(members, 61.0, "worker 1") is None  # there would be fewer than two
@@ -107,7 +107,7 @@ def test_at_the_next_restart_all_are_called_and_the_missing_have_one_try() -> No
     members = Membership(elastic(rejoin_timeout_s=0.0))
     members.note_started()
     assert failed_start(members, 1.0, "worker 0")
-    members.full = elastic(rejoin_timeout_s=100.0)
+    members.full_job = elastic(rejoin_timeout_s=100.0)
     members.note_started()
     assert members.job.num_workers == 3
     decision = failed_start(members, 2.0, "worker 0")
@@ -137,13 +137,13 @@ def test_a_job_of_a_fixed_number_waits_for_one_that_does_not_come_back_and_leave
     members.note_started()
     assert failed_start(members, 10.0, "worker 1") == Decision(
         True, "worker 1 did not come back; trying again for 20 s")
-    assert failed_start(members, 31.0, "worker 1") is None and members.job is members.full
+    assert failed_start(members, 31.0, "worker 1") is None and members.job is members.full_job
 
 
 def test_a_job_without_restarts_leaves_nobody_out() -> None:
     members = Membership(job(3, 1))
     members.note_started()
-    assert failed_start(members, 10.0, "worker 1") is None and members.job is members.full
+    assert failed_start(members, 10.0, "worker 1") is None and members.job is members.full_job
 
 
 def test_a_job_grows_when_a_host_is_back_and_later_and_later_if_that_was_in_vain() -> None:
@@ -161,7 +161,7 @@ def test_a_job_grows_when_a_host_is_back_and_later_and_later_if_that_was_in_vain
     members.note_started()  # by a restart
     members.note_started()  # now all three had met
     assert failed_start(members, 40.0, "worker 2") and members.left_out_hosts(50.0) == ([C], 50.0)
-    members.full = elastic(A, B, C)
+    members.full_job = elastic(A, B, C)
     assert members.left_out_hosts(60.0)[0] == []
 
 
