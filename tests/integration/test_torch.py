@@ -232,6 +232,69 @@ def test_a_fault_of_a_worker_ends_the_job_with_its_name(fault: str, code: int, s
     assert re.search(said, done.stderr, re.MULTILINE), done.stderr
 
 
+CHECKPOINTED = """
+import sys
+import threading
+import torch
+import torch.distributed.checkpoint as dcp
+import tests.lean
+import odsgd.torch as od
+
+SEEN = set()
+
+
+class Watched(torch.nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        SEEN.add(threading.current_thread().name)
+        return torch.Tensor.__torch_function__.__func__(cls, function, types, args, kwargs or {})
+
+
+first = "go on" not in sys.argv
+torch.distributed.init_process_group("gloo")
+store = od.create("odsgd", warmup=1, lr_local=0.02)
+model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 1))
+for layer in model:
+    for its, parameter in list(layer.named_parameters(recurse=False)):
+        setattr(layer, its, Watched(parameter.detach()))
+optimizer = od.Optimizer(torch.optim.SGD(model.parameters(), 0.05, momentum=0.9), model, store)
+if not first:
+    dcp.load({"store": store}, checkpoint_id="saved")
+    assert store.iteration == 4
+while store.iteration < 8:
+    random = torch.Generator().manual_seed(10 * store.iteration + store.rank)
+    optimizer.zero_grad()
+    model(torch.randn(16, 40, generator=random)).square().mean().backward()
+    optimizer.step()
+    if first and store.iteration == 4:
+        saving = dcp.async_save({"store": store}, checkpoint_id="saved")  # while training goes on
+if first:
+    saving.result()
+optimizer.synchronize()
+torch.save([one.detach().as_subclass(torch.Tensor) for one in model.parameters()], f"{store.rank}{first}.pt")
+assert SEEN == {"MainThread"}, SEEN
+looks = threading.Thread(target=model[0].weight.sum, name="another")
+looks.start(), looks.join()
+assert "another" in SEEN
+store.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["launch", "torchrun"])
+def test_a_run_goes_on_from_a_distributed_checkpoint_and_no_thread_but_the_scripts_touches_a_parameter(
+        how: str, tmp_path: Path) -> None:
+    """Saved while training went on, and loaded by new processes: the same bits."""
+    import torch
+    for words in ([], ["go on"]):
+        done = started_by_torchrun(tmp_path, CHECKPOINTED, *words) if how == "torchrun" else \
+            launched(tmp_path, CHECKPOINTED, "-s", "1", words=words)
+        assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        through, broken = (torch.load(tmp_path / f"{rank}{first}.pt") for first in (True, False))
+        assert all(map(torch.equal, through, broken))
+
+
 SHORT = """
 import time
 import tests.lean

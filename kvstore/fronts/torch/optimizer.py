@@ -111,6 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         self._at_step: List[TensorLane] = []
         self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
         store.take(_tensors(model), self._described(), translated)
+        store.optimizer = self
         self._watch()
 
     # -- what a script calls -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 """
 import contextlib
 import dataclasses
+import io
 import json
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
@@ -55,6 +56,7 @@ class TorchStore(FrontEnd[TensorLane]):
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         super().__init__(method, options, transport)
+        self.optimizer: Any = None  # the one that trains by it, once made
         self._tensors: Dict[str, torch.Tensor] = {}
         self._trained: Dict[str, Trained] = {}
         self._parameters: Dict[str, Parameter] = {}
@@ -278,6 +280,28 @@ class TorchStore(FrontEnd[TensorLane]):
             if saved not in worker[0]:
                 raise ConfigError(f"no array `{saved}` in the saved state; it belongs to another model")
             self._set(name, worker[0][saved])
+
+    def state_dict(self) -> Dict[str, bytes]:
+        """What the Optimizer's `state_dict` says, under a name of this worker's, for torch.distributed.checkpoint: each
+        worker writes its own, worker 0 the servers' as well. A copy, which nothing changes later. Collective; waits.
+        """
+        file = io.BytesIO()
+        if self.lanes:
+            torch.save(self.optimizer.state_dict(), file)
+        return {self._saved_as: file.getvalue()}
+
+    def load_state_dict(self, state_dict: Mapping[str, bytes]) -> None:
+        """Go on from what `state_dict` gave on a worker of this rank; od.Optimizer is made, and has taken no step."""
+        if self.optimizer is None:
+            raise ConfigError("a store is loaded after od.Optimizer is made, which its state is of")
+        if not state_dict.get(self._saved_as):
+            raise ConfigError(f"the saved state has nothing of {self._saved_as}; load it with as many workers as saved "
+                              "it, and save after the first step")
+        self.optimizer.load_state_dict(torch.load(io.BytesIO(state_dict[self._saved_as]), weights_only=True))
+
+    @property
+    def _saved_as(self) -> str:
+        return f"worker {self.rank}"
 
     def _buffers(self) -> Dict[str, torch.Tensor]:
         """Of real numbers."""
