@@ -14,17 +14,17 @@ import numpy as np
 
 from kvstore.errors import ProtocolError
 from kvstore.messages.codecs import Plain, codec
-from kvstore.messages.header import BEGIN, FETCH, HEADER, ends_round_of
+from kvstore.messages.header import BEGIN, FETCH, HEADER, rank_whose_round_ends
 from kvstore.messages.seam import TrafficSettings
 
 BLOCK = 64 * 1024  # floats that stay in a core's cache from one pass to the next
 NOTHING = np.empty(0, np.uint8)
 
 
-def brings(quorum: int, header: np.ndarray) -> str:
+def answer_kind(quorum: int, header: np.ndarray) -> str:
     """What the answer to the message with this header brings: `nothing`, the weights `plain`, or `coded`."""
     if header[-1] == FETCH:
-        return "coded" if ends_round_of(header) >= 0 else "plain"
+        return "coded" if rank_whose_round_ends(header) >= 0 else "plain"
     return "nothing" if quorum or header[-1] == BEGIN else "coded"
 
 
@@ -32,7 +32,8 @@ class CodedPush:
     """A worker's gradients of one bucket. One at a time is on its way."""
 
     def __init__(self, traffic: TrafficSettings, size: int) -> None:
-        self._codec, self._keeps = codec(traffic.codec, traffic.codec_threshold), np.float32(traffic.codec_keeps)
+        self._codec = codec(traffic.codec, traffic.codec_threshold)
+        self._residual_factor = np.float32(traffic.codec_keeps)
         self._message = np.empty(0 if isinstance(self._codec, Plain) else self._codec.nbytes(size), np.uint8)
         self.residual = np.zeros(size, np.float32) if self._codec.residual else None
 
@@ -49,7 +50,7 @@ class CodedPush:
     def _encode_with(self, residual: np.ndarray, grad: np.ndarray, message: np.ndarray) -> None:
         for start in range(0, grad.size, BLOCK):
             left, part = residual[start:start + BLOCK], message[self._codec.nbytes(start):][:self._codec.nbytes(BLOCK)]
-            left *= self._keeps
+            left *= self._residual_factor
             left += grad[start:start + BLOCK]
             self._codec.encode(left, part)
             sent = np.empty_like(left)
@@ -61,11 +62,11 @@ class CodedAnswer:
     """One end of the way that a bucket's weights take to one worker, or to all workers alike."""
 
     def __init__(self, traffic: TrafficSettings, w: np.ndarray, alike: bool) -> None:
-        """Begin at weights `w`. `alike`: every reader has each answer before the weights change again."""
+        """Begin at weights `w`. `alike`: all workers read an answer before the weights change, so it needs no copy."""
         self._codec, self._quorum = codec(traffic.codec_weights), traffic.quorum
-        self._changes, self._alike = not isinstance(self._codec, Plain), alike
-        self._message = np.empty(0 if not self._changes and alike else self._codec.nbytes(w.size), np.uint8)
-        self._shown = w.copy() if self._changes else None
+        self._sends_differences, self._alike = not isinstance(self._codec, Plain), alike
+        self._message = np.empty(0 if not self._sends_differences and alike else self._codec.nbytes(w.size), np.uint8)
+        self._shown = w.copy() if self._sends_differences else None
 
     def encode(self, w: np.ndarray) -> np.ndarray:
         """The server's end: the message for `w`, valid until the next."""
@@ -83,13 +84,13 @@ class CodedAnswer:
 
     def room(self, w: np.ndarray, header: np.ndarray) -> np.ndarray:
         """The worker's end: where the answer to a message is received, whose weights will be in `w`."""
-        kind = brings(self._quorum, header)
+        kind = answer_kind(self._quorum, header)
         return NOTHING if kind == "nothing" else w.view(np.uint8) if kind == "plain" else self._codec.room(
             w, self._message)
 
     def decode(self, w: np.ndarray, header: np.ndarray) -> None:
         """Write the weights of the answer received into `w`."""
-        if self._shown is not None and brings(self._quorum, header) == "coded":
+        if self._shown is not None and answer_kind(self._quorum, header) == "coded":
             with np.errstate(all="ignore"):
                 self._codec.decode(self._message, w)
                 self._shown += w
@@ -111,7 +112,7 @@ class DirectBucket:
         self._total, self._w = pushed[:size], stored[:size]
         self._codec = codec(traffic.codec, traffic.codec_threshold)
         self._messages = [np.empty(self._codec.nbytes(size), np.uint8) for _ in range(num_workers)]
-        self._room = np.empty(size, np.float32)
+        self._decoded = np.empty(size, np.float32)
         self._here: Dict[int, np.ndarray] = {}  # headers of pushes of this round, by rank
         self._added = 0  # of them
         alike = not traffic.asynchronous
@@ -137,7 +138,7 @@ class DirectBucket:
             if self._added == 0:
                 self._begin(0)
             else:
-                self._total += self._codec.floats(self._messages[self._added], self._room)
+                self._total += self._codec.floats(self._messages[self._added], self._decoded)
                 self.pushed[-HEADER:] += self._here[self._added]
             self._added += 1
         return self._added == self._num_workers
@@ -154,7 +155,7 @@ class DirectBucket:
         ranks, self._added = list(self._here), 0
         self._here.clear()
         if self._asynchronous:
-            kind = brings(self._quorum, self.pushed[-HEADER:])
+            kind = answer_kind(self._quorum, self.pushed[-HEADER:])
             return {rank: NOTHING if kind == "nothing" else self._w.copy().view(np.uint8) if kind == "plain"
                     else self._answers[rank].encode(self._w) for rank in ranks}
         return dict.fromkeys(ranks, self._answers[0].encode(self._w))

@@ -3,9 +3,9 @@
     push    [ payload … | version | lr_hi | lr_lo | sender_code ]
     answer  [ W …       | version | 0     | 0     | 0           ]
 
-In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous job single pushes. The sender_code
-is the worker's rank + 1, or FETCH in a message that only asks for the answer; its lr_hi is then 0, or rank + 1 of a
-worker whose round it is to end. On connections of our own the four floats come first (`FRAME`).
+In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous job single pushes. A push has the
+worker's rank + 1 as its sender_code. A message that only asks for the answer has FETCH. If it is to end a worker's
+round, its lr_hi is that worker's rank + 1, else 0. On connections of our own the four floats come first (`FRAME`).
 docs/explanation/messages.md says why.
 """
 import struct
@@ -46,7 +46,7 @@ def split_lr(lr: float) -> Tuple[float, float]:
     return high, float(np.float32(lr - high))
 
 
-def ends_round_of(header: np.ndarray) -> int:
+def rank_whose_round_ends(header: np.ndarray) -> int:
     """The worker whose round this fetch is to end; -1 in any other message."""
     return int(header[1]) - 1 if header[-1] == FETCH else -1
 

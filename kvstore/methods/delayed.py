@@ -32,8 +32,8 @@ Invariant: past the warm-up, the weights a worker computes on lack exactly one g
 in for it.
 Reading: the warm-up loop of the paper runs wp + 1 times (l.3), but its last pass already steps locally (l.8-9); so
 exactly `warmup` = wp iterations wait.
-Reading: the index of w_bak in l.21 is t where l.18 broadcasts t - 1; Fig. 5 and 8 settle it: what is updated with g_t
-is W_t, which the pull of the previous iteration brought.
+Reading: the paper's two indices of w_bak differ, t in l.21 and t - 1 in l.18. We follow Fig. 5 and 8: g_t updates W_t,
+which the pull of the previous iteration brought.
 Other workers after a restart (``-n MIN:MAX``): all begin at W_t, which has every gradient that was sent; the local
 optimizer's momentum and its other state begin anew.
 """

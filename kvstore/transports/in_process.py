@@ -128,15 +128,15 @@ class Stage(Turns):
     def _answer_fetches(self, bucket: Bucket) -> None:
         fetches = self._fetches[bucket.id]
         while True:
-            due = next((one for one in fetches if self._answers_fetch(bucket, one[1])), None)
+            due = next((one for one in fetches if self._may_answer_fetch(bucket, one[1])), None)
             if due is None:
                 return
             fetches.remove(due)
             self._answer(bucket, [due])
 
-    def _answers_fetch(self, bucket: Bucket, message: Buffer) -> bool:
+    def _may_answer_fetch(self, bucket: Bucket, message: Buffer) -> bool:
         shard = self.shards[bucket.server_rank]
-        return shard.answers_fetch(bucket.id, message.there()[-HEADER:], self._stored[bucket.id])
+        return shard.may_answer_fetch(bucket.id, message.there()[-HEADER:], self._stored[bucket.id])
 
     def _answer(self, bucket: Bucket, round_: List["Asked"]) -> None:
         for _, buffer, late in round_:

@@ -40,7 +40,7 @@ ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 SCHEDULER_ENDS_WITHIN_S = 2.0
 """How long the scheduler may take to end after workers that used MXNet's own store."""
-FILES, FILES_PER_PROCESS = 256, 4
+OPEN_FILES, OPEN_FILES_PER_PROCESS = 256, 4
 """Files that the launcher may open for a job on other hosts, and for each of its processes: every process may have an
 agent of its own, with three pipes to ssh."""
 
@@ -52,7 +52,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     before: Optional[Attempt] = None
     membership, restarts_used = Membership(job), 0
     host = scheduler_host(job)
-    for warning in filter(None, (None if job.secure else exposure(host), _allow_files(job))):
+    for warning in filter(None, (None if job.secure else exposure(host), _raise_open_file_limit(job))):
         console.say(warning)
     with early.exit_on_signals(), contextlib.closing(StatusFile()) as status_file, console.flushed():
         ssh.check_programs(job)
@@ -92,9 +92,9 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     raise AssertionError("there is no end of restarts")
 
 
-def _allow_files(job: Job) -> Optional[str]:
+def _raise_open_file_limit(job: Job) -> Optional[str]:
     """Let the launcher open as many files as agents on other hosts need; returns a warning if it may not."""
-    files = FILES + FILES_PER_PROCESS * (job.num_workers + job.num_servers)
+    files = OPEN_FILES + OPEN_FILES_PER_PROCESS * (job.num_workers + job.num_servers)
     if job.launcher == "local" or linux.allow_files(files):
         return None
     return (f"warning: this job may need {files} open files, and the launcher may not open so many; if agents do not "

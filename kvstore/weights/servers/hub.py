@@ -19,7 +19,7 @@ from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import ending, environment
 from kvstore.messages.codecs import NotFiniteError
 from kvstore.messages.coded import NOTHING, DirectBucket
-from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, ends_round_of, number_of, numbered
+from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, rank_whose_round_ends, number_of, numbered
 from kvstore.messages.seam import TrafficSettings
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
@@ -33,14 +33,14 @@ class Hub:
     """Takes pushes and answers them; in a job on sockets also commands and parts of sums.
 
     update        : the shard's, called as MXNet's loop would, with the `lock` held
-    answers_fetch : the shard's, whether a fetch is answered now
+    may_answer_fetch : the shard's, whether a fetch is answered now
     command       : carries out a command, with the `lock` held; returns its answer
     """
 
     def __init__(self, num_workers: int, timeout_s: float, update: Callable[[int, NDArray, NDArray], None],
-                 answers_fetch: Callable[[int, np.ndarray, NDArray], bool], lock: Any,
+                 may_answer_fetch: Callable[[int, np.ndarray, NDArray], bool], lock: Any,
                  command: Optional[Callable[[bytes], bytes]] = None) -> None:
-        self._num_workers, self._update, self._answers_fetch = num_workers, update, answers_fetch
+        self._num_workers, self._update, self._may_answer_fetch = num_workers, update, may_answer_fetch
         self._lock, self._command = lock, command
         self._waiting_fetches: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)
         """By bucket and worker rank: the headers of fetches that wait for the end of a round."""
@@ -122,7 +122,7 @@ class Hub:
                 self._buckets[key] = DirectBucket(traffic, self._num_workers, engine.view(pushed), engine.view(stored))
                 self._couriers[rank].send(key, header, NOTHING)
                 return
-            if ends_round_of(header) < 0:
+            if rank_whose_round_ends(header) < 0:
                 self._take(key, rank, header)
             else:
                 self._waiting_fetches[key][rank] = header
@@ -145,7 +145,7 @@ class Hub:
         """Answer the fetches whose rounds are over."""
         waiting, stored = self._waiting_fetches.get(key, {}), self._arrays[key][1]
         while True:
-            rank = next((one for one in waiting if self._answers_fetch(key, waiting[one], stored)), None)
+            rank = next((one for one in waiting if self._may_answer_fetch(key, waiting[one], stored)), None)
             if rank is None:
                 return
             self._take(key, rank, waiting.pop(rank))

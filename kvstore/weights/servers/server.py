@@ -129,14 +129,14 @@ class Server:
                         "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
 
     def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, trace_folder: Optional[str],
-               **native: List[int]) -> None:
+               **special_keys: List[int]) -> None:
         """The first command of a job."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers, commands.trusted())
         pulse.more["stale"] = self._shard.stale
         self._synchronous = synchronous
         self._all_workers = set(range(num_workers))
-        self._begin(**native)
+        self._begin(**special_keys)
         self._timeout_s = 0.0
         self._extend_silence_timeout(timeout_s)
         self._handle_push, self._add_up = self._shard.handle_push, self._sum
@@ -148,17 +148,17 @@ class Server:
             self._add_up = wraps.server_sum(on, self._add_up)
         report("joined")
 
-    def _begin(self, **native: List[int]) -> None:
+    def _begin(self, **special_keys: List[int]) -> None:
         """Only inside a command can an updater be installed."""
-        self._sums = {key: CollectiveSum(len(self._all_workers)) for key in native["sums"]}
-        self._answer_key = native["answer_keys"][self._store.rank]
+        self._sums = {key: CollectiveSum(len(self._all_workers)) for key in special_keys["sums"]}
+        self._answer_key = special_keys["answer_keys"][self._store.rank]
         self._store._set_updater(fatal(self._update))
 
     def _open_direct(self, traffic: Dict[str, Any], buckets: Dict[str, List[int]]) -> None:
         """Take the messages of a store's buckets on direct connections, beside MXNet's loop."""
         assert self._shard is not None
         if self._hub is None:
-            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), fatal(self._answers_fetch),
+            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), fatal(self._may_answer_fetch),
                             self._lock)
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
         weights = self._hub.open(mine, TrafficSettings(**traffic), self._shard.context(mine))
@@ -194,9 +194,9 @@ class Server:
             self._heard()
             self._route(key, pushed, stored)
 
-    def _answers_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
+    def _may_answer_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
         assert self._shard is not None
-        return self._shard.answers_fetch(key, header, stored)
+        return self._shard.may_answer_fetch(key, header, stored)
 
     def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if key in self._sums:

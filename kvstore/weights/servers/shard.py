@@ -17,7 +17,7 @@ from kvstore.errors import DivergedError, ProtocolError
 from kvstore.job import environment
 from kvstore.messages import finite
 from kvstore.messages.finite import Names
-from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header, ends_round_of
+from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header, rank_whose_round_ends
 from kvstore.messages.seam import Saved, State
 from kvstore.methods.contract import Rule
 from kvstore.optimizers import described
@@ -157,12 +157,12 @@ class Shard:
             if entry.modulus == ASYNC_MODULUS:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)
-        # The update writes the weights before it; what sends `stored` waits for the update.
+        # The update writes only the weights, which lie before the header. `stored` is sent after it.
         engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
 
-    def answers_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
+    def may_answer_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
         """Whether a fetch is answered now. One that is to end a round waits until the rule can end it."""
-        worker_rank = ends_round_of(header)
+        worker_rank = rank_whose_round_ends(header)
         return worker_rank < 0 or self._entries[key].end_round(worker_rank, stored)
 
     def _count(self, header: Header, tau: int) -> None:
@@ -184,30 +184,30 @@ class Shard:
         taken = sorted(set(mine) & set(self._entries))
         if taken:
             raise ProtocolError(f"{method} opens bucket {taken[0]}, which another store has")
-        applied = self._build(optimizer, mine)
+        built = self._build(optimizer, mine)
         kind = methods.load(method, self._trusted)
         made = kind(kind.Options(**options), self.num_workers)
         for key, entry in mine.items():
-            update = ImmediateOptimizer(applied, key, entry["shape"])
-            rule = made.rule(key, made.options, self.num_workers, update)
-            self._entries[key] = Entry(entry["size"], update, rule, ASYNC_MODULUS if made.asynchronous
+            of_bucket = ImmediateOptimizer(built, key, entry["shape"])
+            rule = made.rule(key, made.options, self.num_workers, of_bucket)
+            self._entries[key] = Entry(entry["size"], of_bucket, rule, ASYNC_MODULUS if made.asynchronous
                                        else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers, entry["names"])
 
     def _use(self, optimizer: Dict[str, Any], buckets: Dict[str, Dict[str, Any]], **_: Any) -> None:
         """A store goes on with another optimizer, which has seen nothing yet."""
         mine = self._mine(buckets)
-        applied = self._build(optimizer, mine)
+        built = self._build(optimizer, mine)
         for key in mine:
-            self._entries[key].use(applied)
+            self._entries[key].use(built)
 
     def _mine(self, buckets: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Any]]:
         return {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
 
     def _build(self, optimizer: Dict[str, Any], mine: Dict[int, Dict[str, Any]]) -> Optimizer:
-        applied = described.build(optimizer, self._trusted)
-        applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
-        applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
-        return applied
+        built = described.build(optimizer, self._trusted)
+        built.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
+        built.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
+        return built
 
     def context(self, keys: Iterable[int]) -> Any:
         """Where the arrays of a store's buckets are."""

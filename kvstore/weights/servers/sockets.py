@@ -85,7 +85,7 @@ class SocketServer(Server):
 
     def __init__(self, rank: int, num_workers: int) -> None:
         super().__init__(SimpleNamespace(rank=rank))
-        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update), fatal(self._answers_fetch), self._lock,
+        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update), fatal(self._may_answer_fetch), self._lock,
                         self._command)
         self.address = self._hub.address
 

@@ -8,8 +8,8 @@ The rules, in the order in which `tick` applies them:
 1. A signal to the launcher ends the job.
 2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for further
    failures, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the first failure; a report
-   counts when it is made. A secondary failure is the cause only if there is no other: an expired deadline (exit code
-   75), or a report that blames another process, because a process that misses another one did not kill it.
+   counts when it is made. Two failures are secondary: an expired deadline (exit code 75), and a report that blames
+   another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL first, then a crash, then the rest; after a deadline on a ring they are all secondary.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
@@ -18,7 +18,7 @@ The rules, in the order in which `tick` applies them:
 3. All remaining workers have ended with 0: the servers get `FAREWELL_S` to report `done`, then the job has succeeded.
    If a server has failed, its exit code is the job's. We do not wait for the scheduler: it only introduced the
    processes to each other, and no worker tells it that the job is over.
-4. A server or the scheduler has ended with 0 while every worker runs: after `SERVER_EXIT_GRACE_S`, a failure.
+4. A server or the scheduler has ended with 0 while every worker runs: after `EARLY_EXIT_FAILS_AFTER_S`, a failure.
 5. The job is not up within the startup timeout: a failure, with a table of the processes' states. It is up when the
    scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain MXNet script, which
    never reports, delays nothing. Without servers it is up when every worker runs; once a worker asks for the others,
@@ -36,7 +36,7 @@ from odsgd.launch.policy.liveness import LivenessMonitor
 SETTLE_S = 0.4
 LAST_WORDS_S = 2.0
 FAREWELL_S = 5.0
-SERVER_EXIT_GRACE_S = 10.0
+EARLY_EXIT_FAILS_AFTER_S = 10.0
 
 
 class LostWorkers(NamedTuple):
@@ -196,16 +196,16 @@ class Judge:
     def blocking_startup(self) -> List[str]:
         """The processes that kept the job from starting.
 
-        Empty if all joined, or if all workers ended with the same exit code: then no single one is to blame. But where
-        MPI ended workers that searched for each other, the first one is named.
+        Empty if all joined. If all workers ended with the same exit code, no single one is to blame; but if MPI ended
+        them while they joined, the first one is named.
         """
         if self.all_joined:
             return []
         failed = [member for failure in self.failures for member in failure.members]
         alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
-        searched = not self.non_workers and all(
+        ended_while_joining = not self.non_workers and all(
             failure.unreported and failure.member and failure.member.asked_to_join for failure in self.failures)
-        if len(self.workers) > 1 and len(alike) == 1 and not searched:
+        if len(self.workers) > 1 and len(alike) == 1 and not ended_while_joining:
             return []
         blocking = (self._cause().members if self.failures else
                     [member for member in self.members.values() if member.blocks_startup])
@@ -345,7 +345,7 @@ class Judge:
         return Verdict(bad[0].how_it_ended[1] if bad else 0, "\n".join(remarks), workers_succeeded=True)
 
     def _servers_exited_early(self, now: float) -> Optional[Verdict]:
-        if self.server_exited_at is None or now - self.server_exited_at < SERVER_EXIT_GRACE_S:
+        if self.server_exited_at is None or now - self.server_exited_at < EARLY_EXIT_FAILS_AFTER_S:
             return None
         left = [worker for worker in self.workers if not worker.lost]
         if not any(worker.joined for worker in left) or any(worker.done_or_ended for worker in left):

@@ -7,9 +7,9 @@ long it has waited for others, and how long it has been silent.
    the processes that wait for it; after `hang_timeout_s` it has failed. A process that has not beaten yet is not silent
    unless the kernel calls it stopped: it may be a script without odsgd, or still importing. A process that is done and
    cleans up has `LENIENT_FACTOR` times as long: 64 workers that end together on two cores are silent for over 10 s.
-2. If a worker in training, or a server at a message, waits for nobody and does not move, we warn and it fails after the
-   same times. But iterations may be long, so it has at least `PAUSE_FACTOR` times the longest pause that it has made,
-   and in evaluations, checkpoints and the first iterations `LENIENT_FACTOR` times as long.
+2. A worker in training, or a server at a message, that waits for nobody and does not move gets a warning, then fails,
+   after the times of rule 1. We wait at least `PAUSE_FACTOR` times its longest pause so far, since iterations may be
+   long. Evaluations, checkpoints and the first iterations have `LENIENT_FACTOR` times as long.
 3. All workers wait, and no worker moves, for `hang_timeout_s`: a failure without a culprit. A worker that evaluates or
    writes waits for nobody.
 4. Workers may have different numbers of batches. If one has ended and another waits in a later iteration, the job fails
@@ -221,17 +221,17 @@ class LivenessMonitor:
         have = "has ended" if len(fewer) == 1 else "have ended"
         if fewer and certain:
             have += f" after {_iterations(list(fewer.values()))}"
-        calls = ""
+        which_calls = ""
         if not fewer and all(min(process.waits_s or 0, now - process.moved_at) > self._warn_s for process in workers):
             fewer = {process.name: process.progress for process in workers
                      if 0 < process.progress < farthest.progress and process.activity != "training"}
             have = f"wait{'s' * (len(fewer) == 1)} elsewhere after {_iterations(list(fewer.values()))}"
-            calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
+            which_calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
         if fewer:
             self._uneven = True
             text = (f"{listed(list(fewer))} {have}, and {farthest.name} waits in iteration {farthest.progress}: a "
-                    f"synchronous store needs as many batches on every worker{calls}. Give all the same number, by "
-                    'shards of one size and last_batch="discard"; or make the store with uneven="join"; or take an '
+                    f"synchronous store needs as many batches on every worker{which_calls}. Give all the same number, "
+                    'by shards of one size and last_batch="discard"; or make the store with uneven="join"; or take an '
                     "asynchronous one, such as asgd")
             if certain:
                 return Hung([process.name for process in waiting], text, print_stacks=False)

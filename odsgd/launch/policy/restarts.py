@@ -102,7 +102,7 @@ class Membership:
         self.present_ranks, self._hosts_left_out = list(range(self.full_job.num_workers)), set()
 
     def left_out_hosts(self, now: float) -> Tuple[List[Host], float]:
-        """The hosts that the next attempt leaves out, and from which time on it takes them back at a checkpoint."""
+        """With `--grow`: the hosts that the next attempt runs without, and the earliest time to take them back."""
         full, slots = self.full_job, self.full_job.slots or (LOCAL,)
         hosts = [slots[rank % len(slots)] for rank in range(full.num_workers) if rank not in self.present_ranks]
         wait_s = REGROW_S * 2 ** (self._growth_attempts - 1) if self._growth_attempts else 0.0

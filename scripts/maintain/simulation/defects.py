@@ -22,7 +22,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, "if self._uneven or not waiting or any(process.asynchronous for process in workers):",
          "if self._uneven or not waiting:")],
     "a ring whose link stayed down used up its restarts in seconds": [
-        (JUDGE, "if len(self.workers) > 1 and len(alike) == 1 and not searched:",
+        (JUDGE, "if len(self.workers) > 1 and len(alike) == 1 and not ended_while_joining:",
          "if len(self.workers) > 1 and len(alike) == 1:")],
     "an agent's streams that ended in one turn of the loop were closed twice, and the launcher ended with a KeyError": [
         (AGENTS, "if self._selector.get_map().get(key.fd) == key:", "if True:")],

@@ -8,7 +8,7 @@ from odsgd.launch.policy.failures import TAIL_LINES, Member
 from odsgd.launch.policy.judge import (
     FAREWELL_S,
     LAST_WORDS_S,
-    SERVER_EXIT_GRACE_S,
+    EARLY_EXIT_FAILS_AFTER_S,
     SETTLE_S,
     Judge,
     LostWorkers,
@@ -238,8 +238,8 @@ def test_a_server_that_reports_a_failure_after_success_fails_the_job() -> None:
 def test_a_server_that_leaves_while_all_workers_run_fails_the_job() -> None:
     judge = running(*NAMES)
     judge.exited("server 0", 0, 10.0)
-    assert judge.tick(10.0 + SERVER_EXIT_GRACE_S - 0.1) is None
-    verdict = verdict_at(judge, 10.0 + SERVER_EXIT_GRACE_S)
+    assert judge.tick(10.0 + EARLY_EXIT_FAILS_AFTER_S - 0.1) is None
+    verdict = verdict_at(judge, 10.0 + EARLY_EXIT_FAILS_AFTER_S)
     assert verdict.exit_code == 70 and verdict.culprit == "server 0"
 
 
@@ -467,7 +467,7 @@ def test_servers_that_leave_are_missed_though_a_worker_was_lost() -> None:
     judge.exited("worker 1", 1, 10.0)
     lost_at(judge, 11.0)
     judge.exited("server 0", 0, 12.0)
-    assert verdict_at(judge, 12.0 + SERVER_EXIT_GRACE_S).culprit == "server 0"
+    assert verdict_at(judge, 12.0 + EARLY_EXIT_FAILS_AFTER_S).culprit == "server 0"
 
 
 def silence(judge: Judge, name: str, until_s: int) -> None:
