@@ -146,7 +146,7 @@ def test_mpi_abort_ends_the_job_with_its_exit_code(tmp_path: Path) -> None:
 def test_a_library_without_what_it_is_to_send_by_is_told() -> None:
     with Launch("-n", 1, "-s", 0, "--env", "MPIR_CVAR_CH4_NETMOD:carrier-pigeon", MEMBER) as launch:
         assert launch.wait() != 0
-    assert "ConfigError: MPI is to send by `carrier-pigeon` (MPIR_CVAR_CH4_NETMOD; --secure" in launch.said
+    assert "MPI is to send by `carrier-pigeon` (MPIR_CVAR_CH4_NETMOD; --secure" in launch.said
 
 
 def test_a_worker_that_stands_still_is_missed_at_the_deadline() -> None:
@@ -191,7 +191,7 @@ def test_a_program_between_that_closes_descriptors_is_told() -> None:
     between = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {MEMBER!r}]).returncode)"
     with Launch("-n", 1, "-s", 0, sys.executable, "-c", between) as launch:
         assert launch.wait() != 0
-    assert "ConfigError: the descriptor by which MPI finds the other workers (PMI_FD) has been closed" in launch.said
+    assert "the descriptor by which MPI finds the other workers (PMI_FD) has been closed" in launch.said
 
 
 @pytest.mark.parametrize("options, complaint", [
@@ -201,7 +201,7 @@ def test_a_program_between_that_closes_descriptors_is_told() -> None:
 def test_a_script_whose_store_does_not_go_with_the_job_says_so(options: List[Union[str, int]], complaint: str) -> None:
     with Launch("-n", 1, *options, MEMBER) as launch:
         assert launch.wait() == 1
-    assert "ConfigError: " + complaint in launch.said
+    assert complaint in launch.said
 
 
 # -- hosts with networks of their own ---------------------------------------------------------------------------------
