@@ -19,7 +19,7 @@ from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import ending, environment
 from kvstore.messages.codecs import NotFiniteError
 from kvstore.messages.coded import NOTHING, DirectBucket
-from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, rank_whose_round_ends, number_of, numbered
+from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, number_of, numbered, rank_whose_round_ends
 from kvstore.messages.seam import TrafficSettings
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier

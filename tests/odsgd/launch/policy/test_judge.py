@@ -6,9 +6,9 @@ import pytest
 
 from odsgd.launch.policy.failures import TAIL_LINES, Member
 from odsgd.launch.policy.judge import (
+    EARLY_EXIT_FAILS_AFTER_S,
     FAREWELL_S,
     LAST_WORDS_S,
-    EARLY_EXIT_FAILS_AFTER_S,
     SETTLE_S,
     Judge,
     LostWorkers,
