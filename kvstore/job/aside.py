@@ -15,9 +15,9 @@ _failed: Set[str] = set()
 
 
 def tell(line: str) -> None:
-    """On standard error, which may be gone or full itself."""
+    """On standard error, which may be gone or full itself. In one write: another thread may say something meanwhile."""
     with contextlib.suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)
+        print(f"{line}\n", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,8 @@ def die(message: str, status: int, consequence: bool = False) -> None:
     try:
         print(f"{name}{message}", file=sys.stderr, flush=True)
         lines = message.strip().splitlines()
-        report("failed", error=lines[-("Traceback" in lines[0])][:MOST_SHOWN], consequence=consequence)
+        said = lines[-1] if "Traceback" in lines[0] else lines[0]
+        report("failed", error=said[:MOST_SHOWN], consequence=consequence)
         sys.stdout.flush()
     finally:  # the reader of our output may be gone
         os._exit(status)
@@ -86,8 +87,9 @@ def end_well(leave: Callable[[], None]) -> None:
 
 def _with_place(message: str, trace: Any) -> str:
     """An error of ours says what to do, so that of its traceback the script's own line is enough."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    script = [at for at in traceback.extract_tb(trace) if not os.path.abspath(at.filename).startswith(ours + os.sep)]
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    script = [at for at in traceback.extract_tb(trace) if "site-packages" not in at.filename
+              and not os.path.abspath(at.filename).startswith(ours)]  # gluon.Trainer, too, stands between them
     first, *rest = message.split("\n", 1)
     place = f" ({os.path.basename(script[-1].filename)}, line {script[-1].lineno})" if script else ""
     return "\n".join([first + place, *rest])
