@@ -6,7 +6,6 @@
 It has the presets' networks (scripts/examples/networks.py), evaluates as often as asked for, writes metrics.jsonl
 for `odsgd report`, and the weights at the end. Checkpoints, devices, emulation and virtual time are odsgd train's.
 """
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from examples.networks import NETWORKS, make
 import odsgd.torch as od
 from kvstore.errors import EXIT_USAGE, ConfigError
 from kvstore.fronts.torch.store import connect
-from kvstore.job import ending
+from kvstore.job import ending, environment
 from kvstore.job.pulse import pulse
 from odsgd.config.train import TrainConfig
 from odsgd.training.data.data import load
@@ -47,7 +46,7 @@ def refuse(config: TrainConfig) -> None:
         if getattr(config, option) not in known:
             raise ConfigError(f"{option} {getattr(config, option)}: scripts/train_torch.py has {', '.join(known)}; "
                               "take one of them, or odsgd train")
-    if config.dataset == "imagenet" and importlib.util.find_spec("mxnet") is None:
+    if config.dataset == "imagenet" and not environment.has_mxnet():
         raise ConfigError("dataset imagenet: its record files are read by MXNet, which is not installed; take another "
                           "dataset, or pip install 'odsgd[cpu,torch]'")
 

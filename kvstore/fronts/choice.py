@@ -1,5 +1,4 @@
 """From a name and options to a method, and to this process's place in its job."""
-import importlib.util
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
@@ -25,7 +24,7 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     if kind == "sharded":
         from kvstore.transports.sharded import MpiSharded
         return MpiSharded(timeout_s)
-    has_mxnet = importlib.util.find_spec("mxnet") is not None
+    has_mxnet = environment.has_mxnet()
     if environment.on_sockets() or not (has_mxnet or environment.in_job()):  # outside a job either says what is missing
         from kvstore.transports.sockets import SocketServers
         return SocketServers(timeout_s, not method.asynchronous)

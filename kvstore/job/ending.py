@@ -8,6 +8,7 @@ import atexit
 import builtins
 import contextlib
 import functools
+import io
 import opcode
 import os
 import sys
@@ -66,7 +67,8 @@ def end_well(leave: Callable[[], None]) -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: BaseException, trace: Any) -> None:
-        sys.stderr = sys.__stderr__ or sys.stderr  # torch.distributed's hook, around this one, has put a buffer there
+        if isinstance(sys.stderr, io.StringIO):  # of torch.distributed's hook, around this one; nobody would read it
+            sys.stderr = sys.__stderr__ or sys.stderr
         ours = issubclass(kind, (ConfigError, KVStoreError))
         if previous is not sys.__excepthook__ and not (ours and str(previous.__module__).startswith("torch.")):
             previous(kind, error, trace)  # PyTorch's own prints the traceback

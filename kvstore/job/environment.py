@@ -1,12 +1,12 @@
 """This process's place in its job, as environment variables tell it, and settings of the process."""
 import contextlib
+import importlib.util
 import os
 import sys
 from typing import Iterator, Optional, Set
 
 serving = False  # this process is a server or scheduler already, whatever it may import from here on
 lean = False  # no script of a user's runs in this process, so MXNet is imported without what only scripts ask for
-
 
 NO_MXNET = ("this job is on ps-lite, and this process has no MXNet, which that is a part of; start the job with --wire "
             "sockets, or install MXNet on this host (pip install 'odsgd[cpu]')")
@@ -15,6 +15,11 @@ NO_MXNET = ("this job is on ps-lite, and this process has no MXNet, which that i
 def launched() -> bool:
     """Whether our launcher started this process."""
     return "ODSGD_REPORT_FD" in os.environ
+
+
+def has_mxnet() -> bool:
+    """Whether this Python has MXNet; it is not imported for that."""
+    return importlib.util.find_spec("mxnet") is not None
 
 
 def in_job() -> bool:

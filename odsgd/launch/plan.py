@@ -16,7 +16,6 @@ With a tunnel between hosts (`--secure`) each process has one address that is th
 or with MPI a port of the loopback interface that no other worker has. `tunnel.py` opens it on the other hosts.
 """
 import collections
-import importlib.util
 import ipaddress
 import os
 import re
@@ -25,7 +24,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from kvstore.job import software
+from kvstore.job import environment, software
 from odsgd.config.launch import AGENTS_CALL, NO_STORE, SET_BY_LAUNCHER, JobOptions
 from odsgd.launch.addresses import LOOPBACK, node_host
 from odsgd.launch.hostfile import Host
@@ -241,7 +240,7 @@ def _common_env(job: Job, scheduler_host: str, port: int, secret: str) -> Dict[s
     env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else scheduler_host, DMLC_PS_ROOT_PORT=str(port),
                DMLC_NUM_WORKER=str(job.num_workers),
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
-    usual_wire = "ps-lite" if importlib.util.find_spec("mxnet") else "sockets"
+    usual_wire = "ps-lite" if environment.has_mxnet() else "sockets"
     if job.num_servers and (job.wire or usual_wire) == "sockets":
         env["ODSGD_WIRE"] = "sockets"
     if job.live:

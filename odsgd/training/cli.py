@@ -4,6 +4,7 @@ import shlex
 from typing import List
 
 from kvstore.errors import ConfigError
+from kvstore.job import environment
 from odsgd.config.train import TrainConfig
 
 
@@ -25,7 +26,7 @@ def main(argv: List[str]) -> int:
 
 def _check_job(config: TrainConfig, argv: List[str]) -> None:
     """ConfigError if the store has servers, and nobody has started any."""
-    if config.needs_servers and config.kvstore != "local" and "DMLC_PS_ROOT_URI" not in os.environ:
+    if config.needs_servers and config.kvstore != "local" and not environment.in_job():
         command = shlex.join(["odsgd", "launch", "-n", "2", "-s", "1", "odsgd", "train", *argv])
         raise ConfigError(f"`{config.kvstore}` needs a job of workers and servers. To start one here: `{command}`. To "
                           "train in this process alone: --kvstore local")

@@ -48,13 +48,12 @@ class Programs:
     local : whether the worker has an optimizer of its own
     ring : whether workers add, or ask servers
     window_nbytes : how many bytes of a synchronous job may be in flight to one server; None: no bound
-
     """
 
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  local: bool, ring: bool, window_nbytes: Optional[float] = None) -> None:
         own = [method.of_worker(options, rank) for rank in range(num_workers)]
-        self._kinds = {each: _Programs(method, each, num_workers, buckets, local, ring, window_nbytes)
+        self._kinds = {each: _ProgramsOfAKind(method, each, num_workers, buckets, local, ring, window_nbytes)
                        for each in set(own)}
         self._by_rank = [self._kinds[each] for each in own]
 
@@ -75,8 +74,8 @@ class Programs:
             kind.made = {number: program for number, program in kind.made.items() if number > t}
 
 
-class _Programs:
-    """Those of workers whose turns come alike, iteration after iteration.
+class _ProgramsOfAKind:
+    """The programs of workers whose turns come alike, iteration after iteration.
 
     The first iteration asked for is the first that is let run; what a resumed job asked for before has been answered.
     """

@@ -32,9 +32,9 @@ LOOK_AGAIN_S = 0.1
 class Hub:
     """Takes pushes and answers them; in a job on sockets also commands and parts of sums.
 
-    update        : the shard's, called as MXNet's loop would, with the `lock` held
+    update           : the shard's, called as MXNet's loop would, with the `lock` held
     may_answer_fetch : the shard's, whether a fetch is answered now
-    command       : carries out a command, with the `lock` held; returns its answer
+    command          : carries out a command, with the `lock` held; returns its answer
     """
 
     def __init__(self, num_workers: int, timeout_s: float, update: Callable[[int, NDArray, NDArray], None],

@@ -32,7 +32,7 @@ def main() -> int:
     if environment.on_sockets():
         from kvstore.weights.servers import sockets
         sockets.introduce() if role == "scheduler" else sockets.serve()
-    elif importlib.util.find_spec("mxnet") is None:
+    elif not environment.has_mxnet():
         ending.die(environment.NO_MXNET, EXIT_USAGE)
     elif role == "scheduler":
         _schedule()

@@ -2,7 +2,7 @@
 import dataclasses
 import gc
 import signal
-from typing import Any, Dict, List, Tuple, Type
+from typing import Any, Dict, List, Sequence, Tuple, Type
 
 import numpy as np
 import pytest
@@ -226,6 +226,15 @@ def test_an_exchange_with_a_delay_runs_beside_the_steps_until_it_is_applied() ->
         assert found == pytest.approx(expected, rel=1e-3), more
 
 
+def run_through(simulation: Simulation, iterations: Sequence[int]) -> int:
+    """These iterations of every worker; when all have met."""
+    for m in range(simulation.num_workers):
+        for t in iterations:
+            simulation.begin(m, t)
+        simulation.rest(m)
+    return simulation.met()
+
+
 def test_an_asynchronous_worker_waits_for_nobody() -> None:
     """A worker at half speed takes twice as long, and the other does not notice."""
     simulation = job("asgd", workers=2, compute={"iteration": "30s", "speeds": {1: 0.5}})
@@ -241,11 +250,7 @@ def test_an_asynchronous_worker_waits_for_nobody() -> None:
 
 def test_the_order_at_a_servers_rule_is_that_of_the_times() -> None:
     simulation = job("asgd", workers=3, compute={"iteration": "10s", "speeds": {0: 0.5, 2: 2.0}})
-    for m in range(3):
-        for t in range(1, 5):
-            simulation.begin(m, t)
-        simulation.rest(m)
-    simulation.met()
+    run_through(simulation, range(1, 5))
     order, = simulation.order.values()
     assert list(order)[:6] == [2, 1, 2, 2, 0, 1]  # their pushes are there after 6, 11, 13, 20, 21 and 23 s
 
@@ -255,11 +260,7 @@ def test_a_slow_worker_that_takes_fewer_steps_sends_when_the_others_do(dylu: Any
     """8 steps, H is 4, and for the slow worker 1."""
     compute = {"iteration": "10s", "speeds": {2: 0.25}}
     simulation = job("async_diloco", workers=3, compute=compute, options={"H": 4, "dylu": dylu})
-    for m in range(3):
-        for t in range(1, 9):
-            simulation.begin(m, t)
-        simulation.rest(m)
-    simulation.met()
+    run_through(simulation, range(1, 9))
     order, = simulation.order.values()
     assert list(order) == sent
 
@@ -359,11 +360,7 @@ def test_a_pause_does_not_change_what_follows() -> None:
 
     def go_on(simulation: Simulation, first: int) -> int:
         began = simulation.ready(0)
-        for m in range(3):
-            for t in range(first, first + 4):
-                simulation.begin(m, t)
-            simulation.rest(m)
-        return simulation.met() - began
+        return run_through(simulation, range(first, first + 4)) - began
 
     assert go_on(whole, 1) != go_on(whole, 5) == go_on(later, 5)
     (all_of_them,), (part,) = whole.order.values(), later.order.values()
@@ -394,11 +391,7 @@ def test_what_is_carried_out_at_once_happens_when_it_would_step_by_step(store: s
                          compute={"iteration": "2s", "draws": draws})
         over: List[Tuple[int, int]] = []
         simulation.over = lambda m: over.append((m, simulation.ready(m)))
-        for m in range(5):
-            for t in range(1, 8):
-                simulation.begin(m, t)
-            simulation.rest(m)
-        simulation.met()
+        run_through(simulation, range(1, 8))
         return sorted(over), [list(order) for order in simulation.order.values()]
 
     assert ends(FastSimulation) == ends(Simulation)
