@@ -45,8 +45,8 @@ def there() -> bool:
 class GroupRing(Ring):
     """One session on the process group."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._group, self._timeout_s = _group(timeout_s), timeout_s
+    def __init__(self, timeout_s: float, group: Any = None) -> None:
+        self._group, self._timeout_s = _group(timeout_s, group), timeout_s
         self._group.follow(timeout_s)
         self.worker_rank, self.num_workers = self._group.worker_rank, self._group.num_workers
 
@@ -66,9 +66,11 @@ class GroupRing(Ring):
 
 
 class _Group:
-    """What the stores of a process share: one order of sums, and two threads that carry them out."""
+    """What the stores of a process share that are in one process group: one order of sums, and two threads that carry
+    them out.
+    """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, group: Any) -> None:
         dist, self._timeout_s = torch.distributed, timeout_s
         self._dist = dist
         self._ours = not dist.is_initialized()
@@ -76,8 +78,10 @@ class _Group:
                               "alive and run the same script"):
             if self._ours:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
-            self._sums, self._totals = (dist.new_group(backend="gloo", timeout=ENDLESS) for _ in range(2))
-        self.worker_rank, self.num_workers = dist.get_rank(), dist.get_world_size()
+            ranks = None if group is None else dist.get_process_group_ranks(group)
+            self._sums, self._totals = (dist.new_group(ranks, ENDLESS, "gloo", use_local_synchronization=bool(ranks))
+                                        for _ in range(2))
+        self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
         self.keys = Keys(1)
         self._numbers = itertools.count()
         self._given: Dict[int, Tuple[float, NDArray, NDArray, engine.Done]] = {}
@@ -165,12 +169,11 @@ def _die_of(error: RuntimeError) -> None:
                "one: see what it ended with", EXIT_FAILURE, consequence=True)
 
 
-_shared: Optional[_Group] = None
+_shared: Dict[Any, _Group] = {}
 
 
-def _group(timeout_s: float) -> _Group:
+def _group(timeout_s: float, group: Any) -> _Group:
     """Made on first use; the group is left in good order when the process ends."""
-    global _shared
-    if _shared is None:
-        _shared = _Group(timeout_s)
-    return _shared
+    if group not in _shared:
+        _shared[group] = _Group(timeout_s, group)
+    return _shared[group]

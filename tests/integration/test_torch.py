@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")  # before what also skips itself without it
 
 # isort: split
+from kvstore.transports.in_process import Stage
 from tests.contract.test_algorithms import CLOSE
 from tests.contract.test_torch import NAMES, by_torch
 from tests.jobs import ROOT, environment, load
@@ -55,6 +56,25 @@ def test_under_torchrun_a_ring_of_its_own_walks_the_path_of_one_process(tmp_path
         found = load(tmp_path / f"{m}.npz")
         for part, array in expected.items():
             np.testing.assert_allclose(found[part], array, err_msg=f"{part}, worker {m}", **CLOSE)
+
+
+@pytest.mark.slow
+def test_an_island_of_fsdp2_is_one_worker_with_the_weights_of_a_run_without_shards(tmp_path: Path) -> None:
+    """Two islands of two ranks, each of which exchanges its shard with the same rank of the other island."""
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("this PyTorch has no FSDP2")
+    from tests import torch_islands
+    done = started(tmp_path, "from tests.torch_islands import main\nmain()\n", "-m", "torch.distributed.run",
+                   "--nproc-per-node", "4", "train.py")
+    assert done.returncode == 0, done.stderr
+    ranks = [load(tmp_path / f"{rank}.npz") for rank in range(4)]
+    for case in torch_islands.CASES:
+        stage = Stage(2)
+        islands = stage.run(lambda ring: torch_islands.train(case, torch_islands.model, transport=ring),  # noqa: B023
+                            stage.ring_worker)
+        for rank, found in enumerate(ranks):
+            for part, expected in islands[rank // 2].items():
+                np.testing.assert_allclose(found[part], expected, err_msg=f"{part}, rank {rank}", **CLOSE)
 
 
 SAMPLER = """

@@ -18,18 +18,27 @@ SAMPLED = 16
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
-class Trained:
-    """One parameter that a store trains."""
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor: its shard, where ``fully_shard`` has divided it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
-    def __init__(self, name: str, tensor: torch.Tensor) -> None:
-        self.name, self.tensor = name, tensor
+
+class Trained:
+    """One parameter that a store trains, or this process's shard of it."""
+
+    def __init__(self, name: str, parameter: torch.Tensor) -> None:
+        self.name, self.parameter = name, parameter
         self.flat_grad: Optional[torch.Tensor] = None  # while a gradient is gathered that several buckets share
         self.staged: Optional[torch.Tensor] = None     # weights that several buckets bring, where memory is not flat
         self._sent: Optional[Tuple[torch.Tensor, int]] = None  # the gradient, and how often it had been written
         self._version: Optional[int] = None  # how often the weights had been written when the store last did so
 
+    @property
+    def tensor(self) -> torch.Tensor:
+        return held(self.parameter)
+
     def gradient(self) -> Optional[torch.Tensor]:
-        grad = self.tensor.grad
+        grad = self.parameter.grad
         if grad is not None and grad.layout is not torch.strided:
             raise ConfigError(f"the gradient of {self.name} is sparse, and a store keeps whole arrays; make its module "
                               "with sparse=False")
@@ -38,22 +47,25 @@ class Trained:
     def leave(self) -> Optional[torch.Tensor]:
         grad = self.gradient()
         self._sent = None if grad is None else (grad, grad._version)
-        return grad
+        return None if grad is None else held(grad)
 
     @property
     def changed(self) -> bool:
         """Whether the gradient has changed since it left."""
-        return self._sent is not None and (self.tensor.grad is not self._sent[0]
+        return self._sent is not None and (self.parameter.grad is not self._sent[0]
                                            or self._sent[0]._version != self._sent[1])
 
     def hold(self) -> None:
         """The weights are the store's now."""
-        self._version = self.tensor._version
+        self._version = self._writes()
 
     @property
     def written(self) -> bool:
         """Whether something else has written the weights since."""
-        return self.tensor._version != self._version
+        return self._writes() != self._version
+
+    def _writes(self) -> int:
+        return int(self.parameter._version + self.tensor._version)  # of a shard each counts its own
 
     def forget(self) -> None:
         self.flat_grad = self._sent = None

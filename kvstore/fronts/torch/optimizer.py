@@ -15,7 +15,7 @@ import torch
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts.base import warn_of_own
 from kvstore.fronts.torch import translation
-from kvstore.fronts.torch.lanes import TensorLane
+from kvstore.fronts.torch.lanes import TensorLane, held
 from kvstore.fronts.torch.store import DTYPES, TorchStore
 from kvstore.messages.buckets import Bucket, Parameter
 
@@ -260,13 +260,13 @@ class Optimizer(torch.optim.Optimizer):
                               "make the optimizer of model.parameters()")
         described = []
         for tensor in self._model.parameters():
-            if id(tensor) in groups and tensor.requires_grad:
+            if id(tensor) in groups and tensor.requires_grad and held(tensor).numel():
                 name = self._names[id(tensor)]
                 if tensor.dtype not in DTYPES:
                     raise ConfigError(f"parameter {name} is {tensor.dtype}, and what can be trained is "
                                       f"{', '.join(map(str, DTYPES))}")
                 group = groups[id(tensor)]
-                described.append(Parameter(name, name, tuple(tensor.shape), DTYPES[tensor.dtype],
+                described.append(Parameter(name, name, tuple(held(tensor).shape), DTYPES[tensor.dtype],
                                            *self._multipliers[group], group))
         if not described:
             raise ConfigError("the optimizer has no parameter that requires a gradient, so there is nothing to train")
@@ -286,6 +286,19 @@ class Optimizer(torch.optim.Optimizer):
         self._watch_gradients()
         self._before = self._watch_modules()
         self._watch_saving()
+        self._watch_shards()
+
+    def _watch_shards(self) -> None:
+        """Let a model of FSDP's gather its weights anew in each forward pass, since its root may hold those of before.
+        """
+        sharded = list(_those_in(self._model, "FSDPModule"))
+
+        def reshard(*_: Any) -> None:
+            for module in sharded:
+                module.reshard()
+
+        if sharded:
+            self._model.register_forward_pre_hook(reshard, prepend=True)
 
     def _watch_saving(self) -> None:
         """What is saved are this worker's weights of now; if these are not the global ones, a line says so."""
@@ -315,7 +328,8 @@ class Optimizer(torch.optim.Optimizer):
 
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
-        modules = [self._model] if _compiled(self._model) else self._model.modules()
+        self._at_once = hasattr(self._model, "_orig_mod") or any(_those_in(self._model, "FSDPModule"))
+        modules = [self._model] if self._at_once else self._model.modules()
         return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
 
     def _begin(self) -> None:
@@ -328,7 +342,7 @@ class Optimizer(torch.optim.Optimizer):
                 lanes.setdefault(segment.parameter.name, []).append(lane)
         awaited: Set[str] = set()
         for module in self._ran & self._before.keys():  # not modules of a copy of the model
-            own = [self._names[id(tensor)] for tensor in module.parameters(recurse=_compiled(module))]
+            own = list(lanes) if self._at_once else [self._names[id(one)] for one in module.parameters(recurse=False)]
             self._awaits[module] = list(dict.fromkeys(lane for name in own for lane in lanes.get(name, [])))
             awaited.update(own)
         # What is computed on elsewhere than in its module (as in MultiheadAttention) is there when the model begins.
@@ -362,22 +376,19 @@ class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
                 one.fill_(total)
 
 
-WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-
-
 def _refuse_wrapped(model: torch.nn.Module) -> None:
-    """ConfigError where PyTorch would exchange gradients, too. By name, since to import all of them takes time."""
-    for module in model.modules():
-        for kind in type(module).__mro__:
-            if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
-                raise ConfigError(f"the model is in {kind.__name__}, which exchanges gradients itself, and the store "
-                                  "does so; leave the wrapper out: give the optimizer, od.Optimizer and the training "
-                                  "the model as it is (docs/how-to/pytorch.md)")
+    """ConfigError where PyTorch would exchange gradients, too."""
+    for kind in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+        if any(_those_in(model, kind)):
+            raise ConfigError(f"the model is in {kind}, which exchanges gradients itself, and the store does so; leave "
+                              "the wrapper out: give the optimizer, od.Optimizer and the training the model as it is "
+                              "(docs/how-to/pytorch.md)")
 
 
-def _compiled(module: torch.nn.Module) -> bool:
-    """Whether ``torch.compile`` returned it: its parts are not called one by one."""
-    return hasattr(module, "_orig_mod")
+def _those_in(model: torch.nn.Module, kind: str) -> Iterator[Any]:
+    """The modules of a class of PyTorch's, by name, since to import all of them takes time."""
+    return (module for module in model.modules() for one in type(module).__mro__
+            if one.__name__ == kind and one.__module__.startswith("torch."))
 
 
 def _names(model: torch.nn.Module) -> Dict[int, str]:

@@ -60,3 +60,4 @@ class Stepping(Optimizer):
 
     def _watch(self) -> None:
         self._watch_saving()
+        self._watch_shards()

@@ -5,6 +5,7 @@
 """
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
@@ -17,7 +18,7 @@ from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts import choice
 from kvstore.fronts.base import FrontEnd, Snapshot
-from kvstore.fronts.torch.lanes import TensorLane, Trained
+from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Saved, Transport
@@ -31,24 +32,26 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "f
 """What can be trained, as buckets have it: half precision of either kind travels in single."""
 
 
-def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> "TorchStore":
+def create(name: str, transport: Union[str, Transport, None] = None, group: Any = None, **options: Any) -> "TorchStore":
     """Make a store for `odsgd.torch.Optimizer`; arguments as for `kvstore.create`.
 
-    Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's.
+    Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's; `group`: those of
+    this one, whose processes alone are then the workers.
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """
-    return TorchStore(*choice.checked(name, transport, options, connect))
+    return TorchStore(*choice.checked(name, transport, options, functools.partial(connect, group=group)))
 
 
-def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Transport:
+def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAULT_TIMEOUT_S,
+            group: Any = None) -> Transport:
     """This process's place in its job, or in its process group."""
-    if transport not in (None, "ring") or name == "local" or not gloo.there():
+    if group is None and (transport not in (None, "ring") or name == "local" or not gloo.there()):
         return choice.connect(name, transport, timeout_s)
     if "ring" not in methods.find(name).transports:
         able = ", ".join(one for one, other in methods.METHODS.items() if "ring" in other.transports)
         raise ConfigError(f"store {name} does not run as a ring, and torchrun offers nothing else; expected one of "
                           f"{able}, or a job of `odsgd launch`")
-    return gloo.GroupRing(timeout_s)
+    return gloo.GroupRing(timeout_s, group)
 
 
 class TorchStore(FrontEnd[TensorLane]):
@@ -97,7 +100,7 @@ class TorchStore(FrontEnd[TensorLane]):
         self.session.use(optimizer)
         trained = {one.name: f"lr_mult {one.lr_mult:g} wd_mult {one.wd_mult:g} group {one.group}" for one in parameters}
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *(
-            f"{name} shape {tuple(tensor.shape)} {tensor.dtype} {trained.get(name, 'not trained')}"
+            f"{name} shape {tuple(held(tensor).shape)} {tensor.dtype} {trained.get(name, 'not trained')}"
             for name, tensor in tensors.items())])
         self._tensors = dict(tensors)
         self._parameters = {one.name: one for one in parameters}
@@ -107,11 +110,11 @@ class TorchStore(FrontEnd[TensorLane]):
 
     def _share(self) -> None:
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
-        exact = {name: one.numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
+        exact = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
         for name, flat in self._from_worker_0(exact, lambda name: _array(self._tensors[name])):
             self._set(name, flat)
         for name in [name for name in self._tensors if name not in exact]:  # in the same order on all workers
-            tensor = self._tensors[name].detach().cpu().contiguous()
+            tensor = held(self._tensors[name]).detach().cpu().contiguous()
             flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.zeros(0, dtype=torch.uint8)
             data = agreement.from_worker_0(self.session.transport, flat.numpy().tobytes())
             if data:
@@ -119,7 +122,8 @@ class TorchStore(FrontEnd[TensorLane]):
 
     def _set(self, name: str, value: Any) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            self._tensors[name].copy_(torch.as_tensor(value).view(self._tensors[name].shape))
+            mine = held(self._tensors[name])
+            mine.copy_(torch.as_tensor(value).view(mine.shape))
 
     def begin(self, order: Iterable[str] = ()) -> None:
         """Lay out the buckets, and give the servers their weights. Collective; waits. The first step does it, too.
@@ -205,10 +209,10 @@ class TorchStore(FrontEnd[TensorLane]):
 
         for one in self._trained.values():
             if one.gradient() is None:
-                one.tensor.grad = torch.zeros_like(one.tensor)
+                one.parameter.grad = torch.zeros_like(one.parameter)
         sizes = {name: one.tensor.numel() for name, one in self._trained.items()}
-        for name, flat in self._over_workers(sizes, lambda name: _array(self._trained[name].tensor.grad), mean):
-            grad = self._trained[name].tensor.grad
+        for name, flat in self._over_workers(sizes, lambda name: _array(self._trained[name].parameter.grad), mean):
+            grad = held(self._trained[name].parameter.grad)
             grad.copy_(torch.from_numpy(flat).view(grad.shape))
 
     def sum_within(self, mine: np.ndarray) -> np.ndarray:
@@ -301,7 +305,7 @@ class TorchStore(FrontEnd[TensorLane]):
 
     @property
     def _saved_as(self) -> str:
-        return f"worker {self.rank}"
+        return f"worker {torch.distributed.get_rank() if torch.distributed.is_initialized() else self.rank}"
 
     def _buffers(self) -> Dict[str, torch.Tensor]:
         """Of real numbers."""
@@ -322,5 +326,6 @@ class TorchStore(FrontEnd[TensorLane]):
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
     """A copy, in single precision where NumPy does not know the type."""
-    known = tensor.detach().float() if tensor.dtype is torch.bfloat16 else tensor.detach()
+    mine = held(tensor).detach()
+    known = mine.float() if mine.dtype is torch.bfloat16 else mine
     return np.array(known.cpu().numpy())

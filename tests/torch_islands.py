@@ -1,0 +1,88 @@
+"""Islands of FSDP2 as workers: what each rank of a 2 x 2 mesh trains, and two workers without shards beside it."""
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+
+import odsgd.torch as od
+from tests.jobs import Result
+
+CASES: Dict[str, Dict[str, Any]] = {
+    "dsync": {}, "odsgd": {"lr_local": 0.02, "warmup": 1}, "diloco": {"H": 2, "lr_outer": 0.5}, "dsync, clipped": {}}
+
+
+def model() -> Any:
+    """Its shards are uneven, and the last one's empty."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+
+
+def batch(island: int, t: int) -> Any:
+    random = torch.Generator().manual_seed(10 * t + island)
+    return torch.randn(8, 6, generator=random), torch.randn(8, 1, generator=random)
+
+
+def whole(net: Any) -> np.ndarray:
+    return np.concatenate([(one.full_tensor() if hasattr(one, "full_tensor") else one).detach().reshape(-1).numpy()
+                           for one in net.parameters()])
+
+
+def begin(case: str, make: Callable[[], Any], **where: Any) -> Any:
+    net, store = make(), od.create(case.split(",")[0], **where, **CASES[case])
+    kind: Callable[..., Any] = torch.optim.AdamW if store.takes_weights else torch.optim.SGD
+    return net, store, od.Optimizer(kind(net.parameters(), lr=0.05), net, store)
+
+
+def train(case: str, make: Callable[[], Any], part: slice = slice(None), saved: str = "", **where: Any) -> Result:
+    """This worker's weights after each step, and the global ones after the last; `part`: of the island's batch. On the
+    way the run is `saved`, and another one goes on.
+    """
+    net, store, optimizer = begin(case, make, **where)
+    path: List[np.ndarray] = []
+    for t in range(6):
+        x, y = (one[part] for one in batch(store.rank, t))
+        optimizer.zero_grad()
+        if case.endswith("clipped"):
+            with optimizer.no_sync():
+                ((net(x) - y) ** 2).mean().backward()
+            optimizer.synchronize_grads()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        else:
+            ((net(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.synchronize()
+        path.append(whole(net))
+        if t == 2:
+            with store.global_weights(), torch.no_grad():
+                net(x)  # FSDP's root keeps what it has gathered here
+        if t == 3 and saved:
+            dcp.save({"store": store}, checkpoint_id=saved)
+            net, store, optimizer = begin(case, make, **where)
+            dcp.load({"store": store}, checkpoint_id=saved)
+    with store.global_weights():
+        final = whole(net)
+    return {f"{case}/path": np.array(path), f"{case}/final": final}
+
+
+def main() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("island", "shard"))
+    shard = mesh.get_local_rank("shard")
+    found: Result = {}
+
+    def make() -> Any:
+        net = model()
+        for module in (net[0], net):
+            fully_shard(module, mesh=mesh["shard"])
+        return net
+
+    for case in CASES:
+        found.update(train(case, make, slice(4 * shard, 4 * shard + 4), case, group=mesh["island"].get_group()))
+    np.savez(f"{torch.distributed.get_rank()}.npz", **found)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
