@@ -85,7 +85,7 @@ setup(
     cmdclass={"build_py": Build},
     python_requires=">=3.8",
     packages=find_packages(include=["kvstore", "kvstore.*", "odsgd", "odsgd.*"]),
-    package_data={"odsgd.lab.advise": ["measured.json"], "odsgd.lab.reproduce": ["papers/*.yaml"]},
+    package_data={"odsgd.lab.advise": ["measured.json"]},
     install_requires=REQUIRES,
     extras_require={
         **{name: [one + UP_TO for one in (requirement, *WITH_MXNET)] for name, requirement in MXNET.items()},

@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import sys
-from typing import List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
@@ -23,7 +23,6 @@ COMMANDS = {
     "trace": ("odsgd.timeline.cli", "timelines: put together, sum up, draw"),
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
     "profile": ("odsgd.lab.profile.cli", "measure a network, links and servers for a virtual cluster"),
-    "reproduce": ("odsgd.lab.reproduce.cli", "run the papers' tables and figures, and write pages of them"),
     "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
     "advise": ("odsgd.lab.advise.cli", "predict each store's speed on a cluster, and what limits it"),
 }
@@ -60,12 +59,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(command: str, argv: List[str]) -> int:
-    label = f"odsgd {command}"
+    return ended(f"odsgd {command}" if command in COMMANDS else "odsgd", lambda: int(_module_of(command).main(argv)))
+
+
+def _module_of(command: str) -> Any:
+    if command == "reproduce":
+        raise ConfigError("`reproduce` is run from a checkout of the repository: scripts/reproduce --help")
+    if command not in COMMANDS:
+        raise unknown("command", command, COMMANDS)
+    return importlib.import_module(COMMANDS[command][0])
+
+
+def ended(label: str, work: Callable[[], int]) -> int:
+    """What `work` returns; the exit code, and a line on standard error, where it raises ConfigError."""
     try:
-        if command not in COMMANDS:
-            label = "odsgd"
-            raise unknown("command", command, COMMANDS)
-        code = int(importlib.import_module(COMMANDS[command][0]).main(argv))
+        code = work()
         sys.stdout.flush()
         return code
     except BrokenPipeError:

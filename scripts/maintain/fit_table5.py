@@ -2,7 +2,7 @@
 """The two numbers of od-sgd's Table 5: how long an iteration computes, and which part of the links carries data.
 
 They are fitted to the six speeds of SSGD in the paper, least squares of their logarithms, with the item's own network
-and cluster (odsgd/lab/reproduce/papers/od-sgd.yaml). It prints them beside those that stand there, then SSGD's speeds.
+and cluster (scripts/reproduction/papers/od-sgd.yaml). It prints them beside those that stand there, then SSGD's speeds.
 It takes a minute.
 """
 import fnmatch
@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scipy.optimize import least_squares
 
 from odsgd.lab.bench import models
-from odsgd.lab.reproduce.declarations import Cell, paper_called
 from odsgd.virtual import times
 from odsgd.virtual.description import of
+from scripts.reproduction.declarations import Cell, paper_called
 
 ITEM = paper_called("od-sgd").items["table-5"]
 FITTED = [cell for name, cell in ITEM.cells.items() if fnmatch.fnmatchcase(name, ITEM.fitted)]

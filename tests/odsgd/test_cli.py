@@ -30,7 +30,7 @@ def test_no_command_is_bad_usage_and_shows_them(capsys: pytest.CaptureFixture[st
 
 
 def test_output_that_nobody_reads_is_no_traceback() -> None:
-    command = [sys.executable, "-m", "odsgd", "reproduce", "--list"]
+    command = [sys.executable, str(ROOT / "scripts" / "reproduction"), "--list"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
@@ -46,6 +46,12 @@ def test_an_unknown_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[s
     assert main(["lanch"]) == 64
     error = capsys.readouterr().err
     assert error.startswith("odsgd: unknown command `lanch`; did you mean `launch`? Known: ") and error.count("\n") == 1
+
+
+def test_the_command_that_reproduces_the_papers_is_said_to_be_in_a_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--list"]) == 64
+    assert capsys.readouterr().err == (
+        "odsgd: `reproduce` is run from a checkout of the repository: scripts/reproduce --help\n")
 
 
 def test_a_wrong_option_is_one_line_and_exit_code_64(capsys: pytest.CaptureFixture[str]) -> None:

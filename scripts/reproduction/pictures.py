@@ -13,11 +13,11 @@ import textwrap
 from pathlib import Path
 from typing import Any, Counter, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Seeds, Tested
-from odsgd.lab.reproduce.declarations import Cell, Item, Picture
-from odsgd.lab.reproduce.measures import MEASURES, Estimate, estimate, spread
-from odsgd.lab.reproduce.results import Result
 from odsgd.tools import pyplot
+from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Seeds, Tested
+from scripts.reproduction.declarations import Cell, Item, Picture
+from scripts.reproduction.measures import MEASURES, Estimate, estimate, spread
+from scripts.reproduction.results import Result
 
 CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_accuracy", "test error, %"),
           "train_accuracy": ("train_accuracy", "training accuracy, %"),
@@ -297,8 +297,8 @@ class Row(NamedTuple):
 def forest(title: str, rows: Sequence[Row], path: Path) -> None:
     """Each claim's interval, its bounds and the paper's value: differences above, quotients and plain numbers below."""
     kinds = {"difference": [row for row in rows if len(row.finding.comparison.sides) > 1
-                            and not row.finding.comparison.ratio],
-             "quotient": [row for row in rows if row.finding.comparison.ratio]}
+                            and not row.finding.comparison.over],
+             "quotient": [row for row in rows if row.finding.comparison.over]}
     kinds = {kind: found for kind, found in kinds.items() if found}
     below = ("means with 95 % intervals of the comparison that decides a claim; grey: what the claim allows; "
              "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "

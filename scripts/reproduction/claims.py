@@ -14,11 +14,11 @@ could be made until it is told as one likes.
 from __future__ import annotations
 
 import math
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper, Scale
-from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, estimate
-from odsgd.lab.reproduce.results import Result
+from scripts.reproduction.declarations import Claim, Comparison, Item, Paper, Scale
+from scripts.reproduction.measures import CONFIDENCE, MEASURES, Estimate, estimate
+from scripts.reproduction.results import Result
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
 
@@ -70,49 +70,30 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
     """By the largest scale whose plan of seeds is full; without such a plan, or by what was there before it, at the
     largest scale that tells.
     """
-    of = paper.runs_of(item)
+    of, cells = paper.runs_of(item), [cell for one in claim.tests for cell, _ in one.sides]
     at = f" at scale `{claim.scale}`, which alone can tell" if claim.scale else ""
     found, lacks = Ruling(OPEN, claim.why or f"not run{at}"), []
-    for scale in of.scales.values() if claim.comparisons else ():
-        cells = runs.get((of.name, scale.name), {})
-        if claim.scale not in (None, scale.name):
-            continue
-        there, planned = _of_plan(scale, claim, cells)
-        full = there == planned > 0
-        if there < planned:
-            lacks.append(f"{there} of {planned} runs so far" + (f", {scale.name}" if len(of.scales) > 1 else ""))
-        telling = _telling(scale, claim, cells, scale.seeds if full else scale.had)
-        if full or all(telling.get(cell) for cell in _cells(claim)) or (cells and not scale.plan):
+    for scale in [one for one in of.scales.values() if cells and claim.scale in (None, one.name)]:
+        results, first = runs.get((of.name, scale.name), {}), claim.from_seed.get(scale.name, 0)
+        planned = {cell: range(first, scale.seeds(cell)) for cell in cells}
+        there = [seed in results.get(cell, {}) for cell, seeds in planned.items() for seed in seeds]
+        full = all(there) and all(planned.values())
+        if all(planned.values()) and not full:
+            where = f", {scale.name}" if len(of.scales) > 1 else ""
+            lacks.append(f"{sum(there)} of {len(there)} runs so far{where}")
+        end = scale.seeds if full else scale.had
+        telling = {name: {seed: result for seed, result in seeds.items() if first <= seed < end(name)}
+                   for name, seeds in results.items()}
+        if full or all(telling.get(cell) for cell in cells) or (results and not scale.plan):
             found = _all(scale, of, claim, telling, full)
             if full or found.verdict != OPEN:
                 break
     return found._replace(lacks="; ".join(lacks))
 
 
-def _cells(claim: Claim) -> List[str]:
-    return [cell for one in claim.comparisons for cell, _ in one.sides]
-
-
-def _of_plan(scale: Scale, claim: Claim, cells: Mapping[str, Seeds]) -> Tuple[int, int]:
-    """How many of the runs that are planned for a claim are there, and how many are planned: none, if for one of its
-    cells there are none.
-    """
-    planned = {cell: range(claim.from_seed.get(scale.name, 0), scale.seeds(cell)) for cell in _cells(claim)}
-    there = sum(seed in cells.get(cell, {}) for cell, seeds in planned.items() for seed in seeds)
-    return (there, sum(map(len, planned.values()))) if all(planned.values()) else (0, 0)
-
-
-def _telling(scale: Scale, claim: Claim, cells: Mapping[str, Seeds],
-             end: Callable[[str], float]) -> Mapping[str, Seeds]:
-    """The results that tell a claim: those of the seeds before a cell's `end`."""
-    first = claim.from_seed.get(scale.name, 0)
-    return {name: {seed: result for seed, result in seeds.items() if first <= seed < end(name)}
-            for name, seeds in cells.items()}
-
-
 def _all(scale: Scale, item: Item, claim: Claim, telling: Mapping[str, Seeds], planned: bool) -> Ruling:
     """Of all comparisons together."""
-    findings = tuple(_one(item, one, telling, len(claim.comparisons)) for one in claim.comparisons)
+    findings = tuple(_one(item, one, telling, len(claim.tests)) for one in claim.tests)
     verdicts = [one.verdict for one in findings]
     verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
     return Ruling(verdict, "", scale.name, planned, findings)
@@ -120,15 +101,14 @@ def _all(scale: Scale, item: Item, claim: Claim, telling: Mapping[str, Seeds], p
 
 def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparisons: int) -> Tested:
     """Of one of a claim's comparisons."""
-    name = _words([f"({item.cells[cell].label})" for cell, _ in one.sides], one.ratio)
-    papers = [item.cells[cell].paper.get(measure) for cell, measure in one.sides]
-    given = [value for value in papers if value is not None]
-    paper = one.paper if one.paper is not None else (
-        _number(given, one.ratio) if len(given) == len(papers) else None)
+    ratio = bool(one.over)
+    name = _words([f"({item.cells[cell].label})" for cell, _ in one.sides], ratio)
+    given = [item.cells[cell].paper[measure] for cell, measure in one.sides if measure in item.cells[cell].paper]
+    paper = one.paper if one.paper is not None else _number(given, ratio) if len(given) == len(one.sides) else None
     seeds = sorted(set.intersection(*(set(cells.get(cell, {})) for cell, _ in one.sides)))
     if not seeds:
         return Tested(one, name, OPEN, Estimate(math.nan, -math.inf, math.inf, 0), paper)
-    values = [_number([MEASURES[measure].of(cells[cell][seed]) for cell, measure in one.sides], one.ratio)
+    values = [_number([MEASURES[measure].of(cells[cell][seed]) for cell, measure in one.sides], ratio)
               for seed in seeds]
     found, wide = estimate(values), estimate(values, 1 - (1 - CONFIDENCE) / comparisons)
     verdict = (HOLDS if one.above < found.low and found.high < one.below
@@ -161,7 +141,7 @@ def _words(labels: Sequence[str], ratio: bool) -> str:
 def expected(one: Comparison) -> str:
     """The bounds in words.
 
-    >>> expected(Comparison((("a", "accuracy"),), False, -1, math.inf))
+    >>> expected(Comparison("a.accuracy", above=-1))
     'above -1'
     """
     bounds = {"above": one.above, "below": one.below}

@@ -9,16 +9,16 @@ import math
 import re
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from odsgd.lab.reproduce import pictures, words
-from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, ruling
-from odsgd.lab.reproduce.declarations import ABOUT, BEYOND, Claim, Item, Paper
-from odsgd.lab.reproduce.measures import CONFIDENCE, share
 from odsgd.tools import piped
+from scripts.reproduction import pictures, words
+from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, ruling
+from scripts.reproduction.declarations import ABOUT, BEYOND, Claim, Item, Paper
+from scripts.reproduction.measures import CONFIDENCE
 
 HOW_TO_READ = f"""\
-These pages are written by `odsgd reproduce --report` from the files in [data](data) alone; do not edit them. How a cell
-is run, and the rest of them with one command: [reproduce](../how-to/reproduce.md). Numbers of ours are means over seeds
-with the standard deviation.
+These pages are written by `scripts/reproduce --report` from the files in [data](data) alone; do not edit them. How a
+cell is run, and the rest of them with one command: [reproduce](../how-to/reproduce.md). Numbers of ours are means over
+seeds with the standard deviation.
 
 A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval (Student's
 t). It covers chance in training and not in the choice of the test set, and has no width where all seeds agree. A claim
@@ -136,14 +136,14 @@ def intervals(paper: Paper, runs: Runs) -> List[str]:
 
 def _row(one: Ruled, runs: Runs) -> List[str]:
     finding, found = one.found.decisive, one.found
-    several = len(one.claim.comparisons) > 1
+    several = len(one.claim.tests) > 1
     cells = [f"{one.link}: {one.claim.says}"]
     if finding is None:
         why = found.why.partition(";")[0] if found.why and not found.lacks else found.lacks or "not run"
         cells += ["", why]
     else:
         cells += [words.number(finding, finding.paper), words.interval(finding) + (
-            f", worst of {len(one.claim.comparisons)}" if several else "")]
+            f", worst of {len(one.claim.tests)}" if several else "")]
     size = [_share(one, runs)] if one.claim.about == "learning" else []
     sign = words.SIGNS[found.verdict] + (" (certain)" if one.claim.certain and found.verdict == HOLDS else "")
     return [*cells, *size, str(finding.estimate.seeds) if finding else "0", sign]
@@ -155,7 +155,7 @@ def _share(one: Ruled, runs: Runs) -> str:
     if finding is None or one.claim.about != "learning":
         return ""
     seeds = runs.get((of.name, one.found.scale or ""), {}).get(finding.comparison.sides[0][0], {})
-    shares = [share(of, result) for result in seeds.values()]
+    shares = [of.share(result) for result in seeds.values()]
     return words.percent(max(shares)) if shares and not math.isnan(max(shares)) else ""
 
 

@@ -3,8 +3,7 @@ by side.
 
 A trial that was stopped, by the budget or by a kill, goes on from its newest checkpoint when it is next asked for. One
 that is over becomes a line of `results`, and its checkpoints go. A lock in its folder, which the training inherits,
-keeps two commands from one trial until its result is written. A result says which source it ran; one of which that is
-not known is run again.
+keeps two commands from one trial until its result is written. A result says which source it ran.
 """
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ from kvstore.errors import ConfigError, shown
 from odsgd.config.train import TrainConfig
 from odsgd.config.train_options import DATASETS
 from odsgd.lab.processes import GRACE_S
-from odsgd.lab.reproduce import results
-from odsgd.lab.reproduce.declarations import Trial
-from odsgd.lab.reproduce.results import COLUMNS, Result
 from odsgd.launch import linux
 from odsgd.report.runs import METRICS, events_of
 from odsgd.tools import cpu
+from scripts.reproduction import results
+from scripts.reproduction.declarations import Trial
+from scripts.reproduction.results import COLUMNS, Result
 
 POLL_S = 0.2
 
@@ -44,10 +43,10 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": "1"}
 SOURCES = "sources"
 """File in a run's folder: commit and tree of the code that each of its starts ran, a line each."""
 
-PACKAGES = ("kvstore", "odsgd")
+DEPENDS_ON = ("kvstore", "odsgd", "scripts/reproduction")
 """Folders of what a run depends on; the declarations are among them."""
 
-PACKAGE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
 
 NOT_KEPT = ("data_dir", "out", "cluster", "resume")
 """Options that say where things are on one machine."""
@@ -137,15 +136,15 @@ def run(trials: Sequence[Trial], folders: Folders, jobs: int, deadline: float, s
     return Counts(finished, failed, len(_missing(left, folders)))
 
 
-def source(folder: Path = PACKAGE) -> Tuple[str, str]:
-    """The commit of the code, and a hash of its tree, `git ls-tree HEAD kvstore odsgd | sha256sum`; ConfigError if what
-    would run is something else.
+def source(folder: Path = HERE) -> Tuple[str, str]:
+    """The commit of the code, and a hash of its tree, that of `git ls-tree HEAD kvstore odsgd scripts/reproduction`;
+    ConfigError if what would run is something else.
     """
-    changed = _git(folder, "--no-optional-locks", "status", "--porcelain", "--", *(f":/{one}" for one in PACKAGES))
+    changed = _git(folder, "--no-optional-locks", "status", "--porcelain", "--", *(f":/{one}" for one in DEPENDS_ON))
     if changed:
         raise ConfigError(f"a result names the commit that ran, and `{changed.split()[1]}` is in none; commit it, or "
                           "run this in a clone")
-    tree = _git(folder, "ls-tree", "--full-tree", "HEAD", *PACKAGES)
+    tree = _git(folder, "ls-tree", "--full-tree", "HEAD", *DEPENDS_ON)
     return _git(folder, "rev-parse", "--short", "HEAD").strip(), hashlib.sha256(tree.encode()).hexdigest()[:16]
 
 
@@ -159,14 +158,9 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _missing(trials: Sequence[Trial], folders: Folders) -> List[Trial]:
-    """Those without a result of a source that is known."""
-    files = {file: results.read(folders.results / file).results if (folders.results / file).exists() else {}
-             for file in {trial.file for trial in trials}}
-    return [trial for trial in trials if not _is_there(trial, files[trial.file].get((trial.cell.name, trial.seed)))]
-
-
-def _is_there(trial: Trial, result: Optional[Result]) -> bool:
-    return result is not None and result.source_is_known and not results.otherwise(result, trial)
+    """Those without a result."""
+    found = {file: results.read(folders.results / file) for file in {trial.file for trial in trials}}
+    return [trial for trial in trials if not trial.among(found[trial.file])]
 
 
 def again(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Result:
@@ -176,7 +170,7 @@ def again(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Result:
     failed = 0
     try:
         failed = run([trial], there, 1, float("inf"), say).failed
-        result = results.read_of(trial, there.results)
+        result = trial.result(there.results)
     finally:
         if not failed:
             shutil.rmtree(scratch)
@@ -253,11 +247,10 @@ def _lacks_staleness(one: _Running) -> bool:
 def _kept(one: _Running, folders: Folders) -> str:
     """Write the result of a training that is over, and remove its checkpoints; a word about it."""
     result = collected(one.trial, one.folder)
-    before = results.add(result, folders.results / one.trial.file)
+    results.add(result, folders.results / one.trial.file)
     shutil.rmtree(one.folder / "checkpoints")
     accuracy = result.column("test_accuracy")[-1]
-    return (f"{'' if math.isnan(accuracy) else f'test accuracy {accuracy:.2%}, '}{result.seconds:.0f} s"
-            f"{f'; {differing(before, result)}' if before else ''}")
+    return f"{'' if math.isnan(accuracy) else f'test accuracy {accuracy:.2%}, '}{result.seconds:.0f} s"
 
 
 def differing(before: Result, now: Result) -> str:

@@ -5,7 +5,7 @@
       table-2:                                  one table or figure
         caption: …                              what it shows
         state: run                              of STATES; `note` says more, `preset` names a file in configs/
-        measures: [accuracy]                  columns of its table here
+        measures: [accuracy]                    columns of its table here
         options: {model: resnet18_v2, …}        of `odsgd train`, for all cells …
         cluster: {…}                            … and the virtual cluster that they run on
         scales:
@@ -17,7 +17,7 @@
         cells:                                  or the name of an item that has the same
           ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
                                                 `real: true`: a job of processes on this machine, not virtual
-                                                `as: table-1/paper/ssgd`: the runs of that cell, and none of its own
+                                                `same_as: table-1/paper/ssgd`: that cell's runs, none of its own
         grid: {lr: [0.1, 0.2]}                  each cell once with each value, called ssgd-4-1, ssgd-4-2 …; then the
                                                 only measure is accuracy
         pictures:                               or the name of an item that has the same
@@ -43,12 +43,14 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError, shown, unknown
 from odsgd.config import methods
 from odsgd.config.files import read_yaml_file
-from odsgd.lab.reproduce.measures import MEASURES, TIMES
+from scripts.reproduction import results
+from scripts.reproduction.measures import MEASURES, TIMES
+from scripts.reproduction.results import Result
 
 FOLDER = Path(__file__).resolve().parent / "papers"
 
@@ -74,68 +76,91 @@ ABOUT = ("learning", "times")
 AXES = ("epoch", "seconds", "hours")
 """Of curves; seconds and hours are virtual."""
 
+EXAMPLES = {"mnist": 60_000, "cifar10": 50_000}
+"""Of the whole data set, for training."""
+
 FIXED: Dict[str, Any] = {"on_nan": "continue", "log_interval": 10 ** 9, "keep_checkpoints": 2}
 """Options of every run: a run that diverges is a result, and only epochs are kept of its metrics."""
+
+Made = TypeVar("Made")
+
+
+def _empty() -> Any:
+    """The default of a field: an empty table."""
+    return dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """One curve, bar or number of an item: how it is trained, and the paper's numbers of it by measure.
 
-    `real`: as a job of real processes on this machine; `cluster` has their numbers. `alike`: item, scale and cell whose
+    `real`: as a job of real processes on this machine; `cluster` has their numbers. `same_as`: ITEM/SCALE/CELL whose
     runs are shown, for there are none of its own.
     """
 
     name: str
     label: str
-    options: Mapping[str, Any]
-    cluster: Mapping[str, Any]
-    paper: Mapping[str, float]
+    options: Mapping[str, Any] = _empty()
+    cluster: Mapping[str, Any] = _empty()
+    paper: Mapping[str, float] = _empty()
     real: bool = False
-    alike: Optional[Tuple[str, str, str]] = None
+    same_as: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """A part of the plan: seeds of the cells that a pattern names, and how many of them were there before the plan."""
+
+    turn: float
+    cells: str
+    seeds: int
+    had: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """The size at which an item's cells are run. `plan`: turns, each with the pattern of its cells, their number of
-    seeds, and how many of these were there before the plan.
-    """
+    """The size at which an item's cells are run."""
 
     name: str
-    options: Mapping[str, Any]
-    times: Mapping[str, float]
-    cluster: Mapping[str, Any]
-    differs: Tuple[str, ...]
-    plan: Tuple[Tuple[float, str, int, int], ...]
+    options: Mapping[str, Any] = _empty()
+    times: Mapping[str, float] = _empty()
+    cluster: Mapping[str, Any] = _empty()
+    differs: Tuple[str, ...] = ()
+    plan: Tuple[Turn, ...] = ()
 
     def seeds(self, cell: str) -> int:
         """So many are planned for a cell."""
-        return max((seeds for _, cells, seeds, _ in self.plan if fnmatch.fnmatchcase(cell, cells)), default=0)
+        return max((one.seeds for one in self.plan if fnmatch.fnmatchcase(cell, one.cells)), default=0)
 
     def had(self, cell: str) -> float:
         """So many of these were there before the plan; of a cell without a plan, all."""
-        return max((had for _, cells, _, had in self.plan if fnmatch.fnmatchcase(cell, cells)), default=math.inf)
+        return max((one.had for one in self.plan if fnmatch.fnmatchcase(cell, one.cells)), default=math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A number of our runs, and the open interval in which it has to lie.
-
-    `sides`, each a cell and a measure: one alone; two, the first less the second, or, if `ratio`, divided by it; or
-    four, the same of the first two less that of the others, or divided by it. `paper`: the paper's number, if it does
-    not follow from those of its cells.
+    """A number of our runs, and the open interval in which it has to lie. `of`, `minus` and `over` are CELL.MEASURE;
+    `than` has `of` and the same word again. `paper`: the paper's number, if it does not follow from those of its cells.
     """
 
-    sides: Tuple[Tuple[str, str], ...]
-    ratio: bool
-    above: float
-    below: float
+    of: str
+    minus: str = ""
+    over: str = ""
+    than: Mapping[str, str] = _empty()
+    above: float = -math.inf
+    below: float = math.inf
     paper: Optional[float] = None
+
+    @property
+    def sides(self) -> Sequence[Tuple[str, str]]:
+        """Cell and measure of one side, two, or four: the first two against the others."""
+        named = (self.of, self.minus, self.over, *(self.than.get(key, "") for key in ("of", "minus", "over")))
+        return [(cell, measure) for cell, dot, measure in (one.rpartition(".") for one in named) if dot]
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a paper says of an item, and the comparisons that must all hold for it; without any, `why`.
+    """What a paper says of an item, and the tests that must all hold for it; without any, `why`.
 
     `scale`: the only one at which it can be told; None: at any. `from_seed`: by scale, the first seed that tells.
     `about`: times, which are those of a simulator, or learning. `certain`: it cannot fail there. `known`: in a few
@@ -145,13 +170,13 @@ class Claim:
     name: str
     says: str
     where: str
-    comparisons: Tuple[Comparison, ...]
-    why: str
-    scale: Optional[str]
-    from_seed: Mapping[str, int]
-    about: str
-    certain: bool
-    known: str
+    tests: Tuple[Comparison, ...] = ()
+    why: str = ""
+    scale: Optional[str] = None
+    from_seed: Mapping[str, int] = _empty()
+    about: str = ""
+    certain: bool = False
+    known: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,15 +189,15 @@ class Picture:
     """
 
     kind: str
-    x: str
-    y: str
-    cells: Tuple[str, ...]
-    over: Mapping[str, str]
-    label: str
-    names: Mapping[str, str]
-    papers: Mapping[str, float]
-    title: str
-    ordered: bool
+    x: str = "epoch"
+    y: str = "accuracy"
+    cells: Tuple[str, ...] = ()
+    over: Mapping[str, str] = _empty()  # by cell; in the file by the cell that is `over` others
+    label: str = ""
+    names: Mapping[str, str] = _empty()
+    papers: Mapping[str, float] = _empty()
+    title: str = ""
+    ordered: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,19 +229,19 @@ class Item:
     name: str
     caption: str
     state: str
-    note: str
-    preset: Optional[str]
-    measures: Tuple[str, ...]
-    options: Mapping[str, Any]
-    cluster: Mapping[str, Any]
-    scales: Mapping[str, Scale]
-    cells: Mapping[str, Cell]
-    grid: Optional[Grid]
-    cells_of: Optional[str]
-    pictures: Tuple[Picture, ...]
-    claims: Tuple[Claim, ...]
-    examples: Optional[float]
-    fitted: str
+    note: str = ""
+    preset: Optional[str] = None
+    measures: Tuple[str, ...] = ()
+    options: Mapping[str, Any] = _empty()
+    cluster: Mapping[str, Any] = _empty()
+    scales: Mapping[str, Scale] = _empty()
+    cells: Mapping[str, Cell] = _empty()
+    grid: Optional[Grid] = None
+    cells_of: Optional[str] = None
+    pictures: Tuple[Picture, ...] = ()
+    claims: Tuple[Claim, ...] = ()
+    examples: Optional[float] = None
+    fitted: str = ""
 
     @property
     def full_name(self) -> str:
@@ -228,11 +253,19 @@ class Item:
         kind, number, *part = self.name.split("-", 2)
         return f"{kind.capitalize()} {number}" + "".join(f", {one}" for one in part)
 
+    def share(self, result: Result) -> float:
+        """How much of the paper's training a run is, by examples; NaN where that is not known."""
+        full = self.scales.get("paper")
+        options = {**self.options, **full.options} if full else {}
+        whole = self.examples or options.get("epochs", math.nan) * EXAMPLES.get(options.get("dataset", ""), math.nan)
+        workers = result.asked["cluster"].get("workers", 1)
+        return float(result.column("iteration")[-1] * result.config["batch_size"] * workers / whole)
+
     def trials(self, scale: str, seeds: int) -> Iterator[Trial]:
         """All runs of a scale, the first seed of every cell before the second of any."""
         for seed in range(seeds):
             for cell in self.cells.values():
-                if not cell.alike:
+                if not cell.same_as:
                     yield Trial(self, self.scales[scale], cell, seed)
 
 
@@ -248,7 +281,7 @@ class Paper:
     def trial(self, item: str, scale: str, cell: str, seed: int) -> Optional[Trial]:
         """By names; None if there is no such cell."""
         found = self.items.get(item)
-        if found is None or scale not in found.scales or cell not in found.cells or found.cells[cell].alike:
+        if found is None or scale not in found.scales or cell not in found.cells or found.cells[cell].same_as:
             return None
         return Trial(found, found.scales[scale], found.cells[cell], seed)
 
@@ -256,14 +289,14 @@ class Paper:
         """All trials of the plan with their turns; in a turn the first seed of every cell before the second of any."""
         for item in self.items.values():
             for scale in item.scales.values():
-                for turn, cells, seeds, _ in scale.plan:
-                    for trial in item.trials(scale.name, seeds):
-                        if fnmatch.fnmatchcase(trial.cell.name, cells):
-                            yield turn, trial
+                for one in scale.plan:
+                    for trial in item.trials(scale.name, one.seeds):
+                        if fnmatch.fnmatchcase(trial.cell.name, one.cells):
+                            yield one.turn, trial
 
     def runs_of(self, item: Item) -> Item:
         """The item whose cells this one shows: itself, mostly."""
-        return item if item.cells_of is None else self.items[item.cells_of]
+        return self.items[item.cells_of or item.name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,13 +332,29 @@ class Trial:
     @property
     def folder(self) -> str:
         """Of its run, below the folder of all runs: another one for other options."""
-        digest = hashlib.sha256(canonical(self.asked).encode()).hexdigest()[:8]
+        text = json.dumps(self.asked, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{self.item.full_name}/{self.scale.name}/{self.cell.name}-{self.seed}-{digest}"
 
+    def result(self, folder: Path) -> Optional[Result]:
+        """What it came to, in the folder of all results; None if it has not run as it is declared now."""
+        return self.among(results.read(folder / self.file))
 
-def canonical(value: Any) -> str:
-    """JSON of which there is one for each value."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    def among(self, found: Mapping[Tuple[str, int], Result]) -> Optional[Result]:
+        """The same of what stands in its file."""
+        result = found.get((self.cell.name, self.seed))
+        return result if result and not self.otherwise(result) else None
+
+    def otherwise(self, result: Result) -> str:
+        """In which option its result was made otherwise than it is declared now; empty: in none."""
+        asked = self.asked
+        for part in ("options", "cluster"):
+            for key in sorted({*asked[part], *result.asked[part]}):
+                then, now = (one[part].get(key, "nothing") for one in (result.asked, asked))
+                if then != now:
+                    return (f"{self}: was made with {key}: {shown(then)}, and declared is {shown(now)}; run its "
+                            "cell again, or remove its line")
+        return ""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -316,26 +365,6 @@ def paper_called(name: str) -> Paper:
     return read_paper(FOLDER / f"{name}.yaml")
 
 
-def read_paper(path: Path) -> Paper:
-    """The same from any file."""
-    values = _table(read_yaml_file(str(path)), f"`{path}`", {"title", "cite", "items"})
-    for key, value in values["items"].items():
-        for part in ("cells", "pictures", "claims"):
-            if isinstance(value, dict) and isinstance(value.get(part), str):
-                value[part] = _shared(values["items"], value[part], part, f" after {part} of {key} in `{path}`")
-    items = {key: _item(path.stem, key, value, f"`{path}`: {key}") for key, value in values["items"].items()}
-    for item in items.values():
-        if item.cells_of is not None and item.cells_of not in items:
-            raise unknown("item", item.cells_of, items, where=f" after cells_of of {item.name} in `{path}`")
-        _check_names(item, items[item.cells_of or item.name], f"`{path}`: {item.name}")
-    paper = Paper(path.stem, values["title"], values["cite"], items)
-    for item in items.values():
-        for cell in item.cells.values():
-            if cell.alike and paper.trial(*cell.alike, 0) is None:
-                raise ConfigError(f"`{path}`: {item.name}, cell {cell.name}: no cell `{'/'.join(cell.alike)}` to be as")
-    return paper
-
-
 def papers() -> List[Paper]:
     """All five, and what is beyond them."""
     return [paper_called(name) for name in SOURCES]
@@ -343,146 +372,120 @@ def papers() -> List[Paper]:
 
 def named(names: Sequence[str]) -> List[Item]:
     """The items that a user names, as PAPER/ITEM, or as PAPER for all of a paper that have cells of their own."""
-    known = {item.full_name: item for one in papers() for item in one.items.values()}
+    known = {item.full_name: paper.runs_of(item) for paper in papers() for item in paper.items.values()}
     found: List[Item] = []
     for name in names:
-        if name in SOURCES:
-            found += [item for item in paper_called(name).items.values() if item.scales]
-        elif name in known:
-            item = known[name]
-            found.append(paper_called(item.paper).runs_of(item))
-        else:
-            raise unknown("table or figure", name, [*known, *SOURCES], listed="`odsgd reproduce --list` lists all")
+        if name not in known and name not in SOURCES:
+            raise unknown("table or figure", name, [*known, *SOURCES], listed="`scripts/reproduce --list` lists all")
+        found += [known[name]] if name in known else [
+            item for item in paper_called(name).items.values() if item.scales]
     return list({item.full_name: item for item in found}.values())
 
 
-def _shared(items: Mapping[str, Any], name: str, part: str, where: str) -> Any:
-    """The cells, pictures or claims of another item, as they are written there."""
-    if name not in items:
-        raise unknown("item", name, items, where=where)
-    return items[name].get(part, {})
+def read_paper(path: Path) -> Paper:
+    """The declarations in any file."""
+    paper = _made(Paper, read_yaml_file(str(path)), f"`{path}`", name=path.stem)
+    written: Mapping[str, Any] = paper.items
+    for key, value in written.items():
+        for part in ("cells", "pictures", "claims"):
+            if isinstance(value, dict) and isinstance(value.get(part), str):  # another item's, as it is written there
+                if value[part] not in written:
+                    raise unknown("item", value[part], written, where=f" after {part} of {key} in `{path}`")
+                value[part] = written[value[part]].get(part, {})
+    paper = dataclasses.replace(paper, items={
+        key: _item(path.stem, key, value, f"`{path}`: {key}") for key, value in written.items()})
+    for item in paper.items.values():
+        if item.cells_of is not None and item.cells_of not in paper.items:
+            raise unknown("item", item.cells_of, paper.items, where=f" after cells_of of {item.name} in `{path}`")
+        _check_names(item, paper.runs_of(item), f"`{path}`: {item.name}")
+        for cell in item.cells.values():
+            same = cell.same_as.split("/")
+            if cell.same_as and (len(same) != 3 or paper.trial(same[0], same[1], same[2], 0) is None):
+                raise ConfigError(f"`{path}`: {item.name}, cell {cell.name}: same_as no cell, `{cell.same_as}`")
+    return paper
 
 
 def _item(paper: str, name: str, value: Any, where: str) -> Item:
-    values = _table(value, where, {"caption", "state"}, {
-        "note", "preset", "measures", "options", "cluster", "scales", "cells", "grid", "cells_of", "pictures",
-        "claims", "examples", "fitted"})
-    if values["state"] not in STATES:
-        raise unknown("state", values["state"], STATES, where=f" of {where}")
-    scales = {key: _scale(key, one, f"{where}, scale {key}") for key, one in values.get("scales", {}).items()}
-    cells = {key: _cell(key, one, f"{where}, cell {key}") for key, one in values.get("cells", {}).items()}
-    grid = _grid(values, cells, where) if "grid" in values else None
-    if values["state"] == "run" and "cells_of" not in values and not (scales and cells):
+    item = _made(Item, value, where, paper=paper, name=name)
+    if item.state not in STATES:
+        raise unknown("state", item.state, STATES, where=f" of {where}")
+    if item.state == "run" and not item.cells_of and not (item.scales and item.cells):
         raise ConfigError(f"{where}: state `run` needs cells and a scale, or cells_of")
-    return Item(paper, name, values["caption"], values["state"], values.get("note", ""), values.get("preset"),
-                tuple(values.get("measures", ())), values.get("options", {}), values.get("cluster", {}), scales,
-                grid.cells() if grid else cells, grid, values.get("cells_of"),
-                tuple(_picture(one, where) for one in values.get("pictures", ())),
-                tuple(_claim(key, one, f"{where}, claim {key}") for key, one in values.get("claims", {}).items()),
-                values.get("examples"), values.get("fitted", ""))
+    cells = {key: _made(Cell, one, f"{where}, cell {key}", name=key) for key, one in item.cells.items()}
+    grid = None
+    if item.grid:
+        if len(value["grid"]) != 1 or item.measures != ("accuracy",):
+            raise ConfigError(f"{where}: expected a grid of one option, and `measures: [accuracy]`")
+        (option, choices), = value["grid"].items()
+        grid = Grid(option, tuple(choices), cells)
+    return dataclasses.replace(
+        item, cells=grid.cells() if grid else cells, grid=grid,
+        scales={key: _scale(key, one, f"{where}, scale {key}") for key, one in item.scales.items()},
+        pictures=tuple(_picture(one, f"{where}, a picture") for one in item.pictures),
+        claims=tuple(_claim(key, one, f"{where}, claim {key}") for key, one in value.get("claims", {}).items()))
 
 
 def _scale(name: str, value: Any, where: str) -> Scale:
     if name not in SCALES:
         raise unknown("scale", name, SCALES, where=f" in {where}")
-    values = _table(value, where, set(), {"options", "times", "cluster", "differs", "plan"})
-    plan = [_table(one, f"{where}, plan", {"turn", "cells", "seeds"}, {"had"}) for one in values.get("plan", ())]
-    return Scale(name, values.get("options", {}), values.get("times", {}), values.get("cluster", {}),
-                 tuple(values.get("differs", ())), tuple(
-                     (one["turn"], one["cells"], one["seeds"], one.get("had", 0)) for one in plan))
-
-
-def _cell(name: str, value: Any, where: str) -> Cell:
-    values = _table(value, where, {"label"}, {"options", "cluster", "paper", "real", "as"})
-    return Cell(name, values["label"], values.get("options", {}), values.get("cluster", {}), values.get("paper", {}),
-                bool(values.get("real")), _alike(values["as"], where) if "as" in values else None)
-
-
-def _alike(text: str, where: str) -> Tuple[str, str, str]:
-    item, scale, cell = text.split("/") if text.count("/") == 2 else ("", "", "")
-    if not cell:
-        raise ConfigError(f"{where}: expected ITEM/SCALE/CELL after as, got `{text}`")
-    return item, scale, cell
-
-
-def _grid(values: Mapping[str, Any], cells: Mapping[str, Cell], where: str) -> Grid:
-    if len(values["grid"]) != 1 or values.get("measures") != ["accuracy"]:
-        raise ConfigError(f"{where}: expected a grid of one option, and `measures: [accuracy]`")
-    (option, choices), = values["grid"].items()
-    return Grid(option, tuple(choices), cells)
+    scale = _made(Scale, value, where, name=name)
+    return dataclasses.replace(scale, plan=tuple(_made(Turn, one, f"{where}, plan") for one in scale.plan))
 
 
 def _picture(value: Any, where: str) -> Picture:
-    values = _table(value, f"{where}, a picture", {"kind"}, {
-        "x", "y", "cells", "over", "label", "names", "papers", "title", "ordered"})
-    if values["kind"] not in ("curve", "histogram", "bars", "lengths") or values.get("x", "epoch") not in AXES:
+    picture = _made(Picture, value, where)
+    if picture.kind not in ("curve", "histogram", "bars", "lengths") or picture.x not in AXES:
         raise ConfigError(f"{where}: expected a curve over {' or '.join(AXES)}, a histogram, bars or "
                           f"lengths; got {value}")
-    x, y = values.get("x", "epoch"), values.get("y", "accuracy")
-    over = {cell: base for base, cells in values.get("over", {}).items() for cell in cells}
-    return Picture(values["kind"], x, y, tuple(values.get("cells", over)), over, values.get("label", ""),
-                   values.get("names", {}), values.get("papers", {}), values.get("title", ""),
-                   bool(values.get("ordered")))
+    over = {cell: base for base, cells in picture.over.items() for cell in cells}
+    return dataclasses.replace(picture, over=over, cells=picture.cells or tuple(over))
 
 
 def _claim(name: str, value: Any, where: str) -> Claim:
-    values = _table(value, where, {"says", "where"}, {"tests", "why", "scale", "from_seed", "about", "certain",
-                                                     "known"})
-    if values.get("scale", SCALES[0]) not in SCALES:
-        raise unknown("scale", values["scale"], SCALES, where=f" of {where}")
-    if bool(values.get("tests")) == bool(values.get("why")):
+    claim = _made(Claim, value, where, name=name)
+    if claim.scale not in (None, *SCALES):
+        raise unknown("scale", str(claim.scale), SCALES, where=f" of {where}")
+    if bool(claim.tests) == bool(claim.why):
         raise ConfigError(f"{where}: expected either tests, or the reason why there are none")
-    comparisons = tuple(_comparison(one, where) for one in values.get("tests", ()))
-    measures = {measure for one in comparisons for _, measure in one.sides}
-    about = values.get("about", "times" if measures and measures <= TIMES else "learning")
+    tests = tuple(_comparison(one, where) for one in value.get("tests", ()))
+    measures = {measure for one in tests for _, measure in one.sides}
+    about = claim.about or ("times" if measures and measures <= TIMES else "learning")
     if about not in ABOUT:
         raise unknown("value", about, ABOUT, where=f" of about in {where}")
-    return Claim(name, values["says"], values["where"], comparisons, values.get("why", ""), values.get("scale"),
-                 _table(values.get("from_seed", {}), f"{where}, from_seed", set(), SCALES), about,
-                 bool(values.get("certain")), values.get("known", ""))
+    return dataclasses.replace(claim, tests=tests, about=about)
 
 
 def _comparison(value: Any, where: str) -> Comparison:
-    values = _table(value, where, {"of"}, {"minus", "over", "than", "above", "below", "paper"})
-    if not {"above", "below"} & set(values) or {"minus", "over"} <= set(values):
+    made = _made(Comparison, value, where)
+    by = {"minus", "over"} & {*value}
+    if not {"above", "below"} & {*value} or len(by) > 1 or (made.than and {*made.than} != {"of", *by}):
         raise ConfigError(f"{where}: expected above, below or both, and minus or over or neither; got {value}")
-    by = next((key for key in ("minus", "over") if key in values), None)
-    than = _table(values["than"], f"{where}, than", {"of", by}) if by and "than" in values else {}
-    sides = [one[key] for one in (values, than) for key in ("of", by) if key in one]
-    return Comparison(tuple(map(_split, sides)), by == "over",
-                      float(values.get("above", -math.inf)), float(values.get("below", math.inf)),
-                      values.get("paper"))
+    return made
 
 
-def _split(text: str) -> Tuple[str, str]:
-    cell, _, measure = text.rpartition(".")
-    return cell, measure
+def _made(kind: Type[Made], value: Any, where: str, **known: Any) -> Made:
+    """An object whose other fields are the keys of a table, as they stand there; lists as tuples."""
+    fields = [one for one in dataclasses.fields(kind) if one.name not in known]  # type: ignore[arg-type]
+    needed = [one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING]
+    if not isinstance(value, dict) or not {*needed} <= {*value}:
+        raise ConfigError(f"{where}: expected {', '.join(needed) or 'a table'}, got {value!r}")
+    for key in value:
+        if key not in [one.name for one in fields]:
+            raise unknown("key", key, [one.name for one in fields], where=f" in {where}")
+    return kind(**known, **{key: tuple(one) if isinstance(one, list) else one for key, one in value.items()})
 
 
 def _check_names(item: Item, runs: Item, where: str) -> None:
     """Cells and measures that are named exist."""
-    sides = [side for claim in item.claims for one in claim.comparisons for side in one.sides]
-    cells = [*(cell for cell, _ in sides),
-             *(cell for picture in item.pictures for cell in (*picture.cells, *picture.over.values()))]
-    for cell in cells:
+    sides = [side for claim in item.claims for one in claim.tests for side in one.sides]
+    for cell in [*(cell for cell, _ in sides),
+                 *(cell for picture in item.pictures for cell in (*picture.cells, *picture.over.values()))]:
         if cell not in runs.cells:
             raise unknown("cell", cell, runs.cells, where=f" in {where}")
-    planned = [cells for scale in item.scales.values() for _, cells, _, _ in scale.plan]
-    for pattern in planned:
-        if not fnmatch.filter(item.cells, pattern):
-            raise unknown("cell", pattern, item.cells, where=f" in the plan of {where}")
-    named = [*item.measures, *(measure for _, measure in sides),
-             *(measure for one in item.cells.values() for measure in one.paper)]
-    for measure in named:
+    for one in (one for scale in item.scales.values() for one in scale.plan):
+        if not fnmatch.filter(item.cells, one.cells):
+            raise unknown("cell", one.cells, item.cells, where=f" in the plan of {where}")
+    for measure in [*item.measures, *(measure for _, measure in sides),
+                    *(measure for cell in item.cells.values() for measure in cell.paper)]:
         if measure not in MEASURES:
             raise unknown("measure", measure, MEASURES, where=f" in {where}")
-
-
-def _table(value: Any, where: str, needed: Any, also: Any = frozenset()) -> Dict[str, Any]:
-    """A table with these keys."""
-    if not isinstance(value, dict) or not needed <= set(value):
-        raise ConfigError(f"{where}: expected {', '.join(sorted(needed)) or 'a table'}, got {value!r}")
-    for key in value:
-        if key not in {*needed, *also}:
-            raise unknown("key", key, {*needed, *also}, where=f" in {where}")
-    return value

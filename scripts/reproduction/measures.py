@@ -3,13 +3,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.reproduce.results import Result
 from odsgd.virtual.description import TIME
-
-if TYPE_CHECKING:
-    from odsgd.lab.reproduce.declarations import Item
+from scripts.reproduction.results import Result
 
 CONFIDENCE = 0.95
 
@@ -157,19 +154,6 @@ MEASURES: Dict[str, Measure] = {
 TIMES = {"staleness", "staleness_max", "beyond", "speed", "speed128", "later128", "throughput", "iteration", "exposed",
          "waiting", "hours"} | {name for name in MEASURES if name.startswith("seconds")}
 """Measures that a simulator of the network makes; the others are of learning."""
-
-
-EXAMPLES = {"mnist": 60_000, "cifar10": 50_000}
-"""Of the whole data set, for training."""
-
-
-def share(item: Item, result: Result) -> float:
-    """How much of the paper's training a run is, by examples; NaN where that is not known."""
-    full = item.scales.get("paper")
-    options = {**item.options, **full.options} if full else {}
-    whole = item.examples or options.get("epochs", math.nan) * EXAMPLES.get(options.get("dataset", ""), math.nan)
-    workers = result.asked["cluster"].get("workers", 1)
-    return float(result.column("iteration")[-1] * result.config["batch_size"] * workers / whole)
 
 
 class Estimate(NamedTuple):

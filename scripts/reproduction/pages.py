@@ -16,17 +16,18 @@ import statistics
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.reproduce import front, pictures, results, words
-from odsgd.lab.reproduce.claims import Ruling, Runs, Seeds, expected, ruling
-from odsgd.lab.reproduce.declarations import BEYOND, SCALES, Claim, Grid, Item, Paper, Picture, Scale
-from odsgd.lab.reproduce.measures import MEASURES, diverged, share, spread
-from odsgd.lab.reproduce.results import Result
+from kvstore.errors import ConfigError
 from odsgd.tools import piped
+from scripts.reproduction import front, pictures, results, words
+from scripts.reproduction.claims import Ruling, Runs, Seeds, expected, ruling
+from scripts.reproduction.declarations import BEYOND, SCALES, Claim, Grid, Item, Paper, Picture, Scale
+from scripts.reproduction.measures import MEASURES, diverged, spread
+from scripts.reproduction.results import Result
 
 SOON = ("seconds90", "seconds93")
 """The measures of figures that are shown side by side."""
 
-HOW_TO_READ = ("Written by `odsgd reproduce --report`; do not edit. "
+HOW_TO_READ = ("Written by `scripts/reproduce --report`; do not edit. "
                "[How to read it](README.md#how-to-read-these-pages).")
 
 
@@ -39,35 +40,31 @@ class Drawn(NamedTuple):
     file: str
 
 
-def load(paper: Paper, folder: Path, refused: List[str]) -> Runs:
-    """All results of a paper; what lines are refused joins `refused`, also those that no cell is declared for, or that
-    were made otherwise than declared.
-    """
+def load(paper: Paper, folder: Path) -> Runs:
+    """All results of a paper; ConfigError for one that no cell is declared for, or that was made otherwise."""
     found: Dict[Tuple[str, str], Dict[str, Dict[int, Result]]] = {}
     for path in sorted((folder / "data" / paper.name).glob("*.jsonl")):
-        there = results.read(path)
-        refused += there.refused
-        for (cell, seed), result in sorted(there.results.items()):
+        for (cell, seed), result in sorted(results.read(path).items()):
             trial = paper.trial(result.trial["item"], result.trial["scale"], cell, seed)
             if trial is None or folder / trial.file != path:
-                refused.append(f"`{path}` ({cell}, seed {seed}): no such cell is declared for this file; remove the "
-                               "line")
-            elif results.otherwise(result, trial):
-                refused.append(f"`{path}`: {results.otherwise(result, trial)}")
-            else:
-                found.setdefault((trial.item.name, trial.scale.name), {}).setdefault(cell, {})[seed] = result
+                raise ConfigError(f"`{path}` ({cell}, seed {seed}): no such cell is declared for this file; remove the "
+                                  "line")
+            if trial.otherwise(result):
+                raise ConfigError(f"`{path}`: {trial.otherwise(result)}")
+            found.setdefault((trial.item.name, trial.scale.name), {}).setdefault(cell, {})[seed] = result
     for item in paper.items.values():
-        for name, (of, scale, shown) in ((cell.name, cell.alike) for cell in item.cells.values() if cell.alike):
+        for one in [one for one in item.cells.values() if one.same_as]:
+            of, scale, shown = one.same_as.split("/")
             if shown in found.get((of, scale), {}):
-                found.setdefault((item.name, [*item.scales][-1]), {})[name] = found[of, scale][shown]
+                found.setdefault((item.name, [*item.scales][-1]), {})[one.name] = found[of, scale][shown]
     return found
 
 
-def write(papers: Sequence[Paper], folder: Path, refused: List[str]) -> List[Path]:
+def write(papers: Sequence[Paper], folder: Path) -> List[Path]:
     """All pages and pictures, and no picture of before; returns the pages' paths."""
     made = set()
     for paper in papers:
-        runs = load(paper, folder, [])
+        runs = load(paper, folder)
         for item in paper.items.values():
             drawn = _drawn(paper, item, runs)
             if drawn:
@@ -81,16 +78,16 @@ def write(papers: Sequence[Paper], folder: Path, refused: List[str]) -> List[Pat
             made.add(folder / front.forest_file(paper))
     for old in {*(folder / "pictures").glob("*")} - made:
         old.unlink()
-    texts = pages(papers, folder, refused)
+    texts = pages(papers, folder)
     for page, text in texts.items():
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
     return list(texts)
 
 
-def pages(papers: Sequence[Paper], folder: Path, refused: List[str]) -> Dict[Path, str]:
-    """The text of every page; what lines are refused joins `refused`."""
-    loaded = {paper.name: load(paper, folder, refused) for paper in papers}
+def pages(papers: Sequence[Paper], folder: Path) -> Dict[Path, str]:
+    """The text of every page."""
+    loaded = {paper.name: load(paper, folder) for paper in papers}
     texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
     return {folder / "README.md": front.page(papers, loaded), **texts}
 
@@ -292,7 +289,7 @@ def _size(item: Item, drawn: Drawn) -> str:
     """How large the runs of a figure are, and how many seeds they have."""
     names = {name for picture in drawn.panels for name in picture.cells or item.cells} & {*drawn.cells}
     seeds = sorted({len(drawn.cells[name]) for name in names})
-    shares = [share(item, result) for name in names for result in drawn.cells[name].values()]
+    shares = [item.share(result) for name in names for result in drawn.cells[name].values()]
     known = [one for one in shares if not math.isnan(one)]
     size = (f"scale {drawn.scale.name}, {_range(min(known), max(known))} of the paper's training" if known
             else f"scale {drawn.scale.name}, times only" if item.options.get("dataset") == "synthetic"
@@ -315,7 +312,7 @@ def _made_with(runs: Runs) -> List[str]:
             versions[key].update(dict.fromkeys(result.versions.get(key, "").split(", ")))
         versions["on"]["{cpu}, {cores} cores, a thread for each run".format(**result.machine)] = None
     hours = sum(result.seconds for result in all_results) / 3600
-    unknown = sum(not one.source_is_known for one in all_results)
+    unknown = sum("tree" not in one.versions for one in all_results)
     trees = {tree for one in all_results for tree in one.versions.get("tree", "").split(", ")} - {""}
     said = ", ".join(f"{key} {' and '.join(sorted(filter(None, values)))}" for key, values in versions.items())
     return [f"Made by {len(all_results)} runs: {hours:.2f} hours of training and evaluation, {said}. Their source had "

@@ -4,8 +4,8 @@ from __future__ import annotations
 import math
 from typing import Iterator, Optional, Sequence
 
-from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested
-from odsgd.lab.reproduce.declarations import SCALES, STATES, Claim, Item, Paper
+from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested
+from scripts.reproduction.declarations import SCALES, STATES, Claim, Item, Paper
 
 SIGNS = {HOLDS: "✓", FAILS: "✗", OPEN: "?"}
 
@@ -34,7 +34,7 @@ def number(finding: Tested, value: Optional[float]) -> str:
     """A difference in points, a quotient, or a number alone."""
     if value is None or math.isnan(value):
         return ""
-    if finding.comparison.ratio:
+    if finding.comparison.over:
         return f"× {value:.3g}"
     return f"{value:+.2f}" if len(finding.comparison.sides) > 1 else f"{value:.4g}"
 

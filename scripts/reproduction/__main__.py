@@ -1,0 +1,10 @@
+"""``scripts/reproduce``. How the modules beside this one follow each other: docs/explanation/virtual-time.md."""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.reproduction.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

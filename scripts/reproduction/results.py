@@ -1,0 +1,164 @@
+"""Training runs that are over: all that the pages are made from, a line of JSON each, those of an item at a scale in a
+file.
+
+    cell, seed   with the item and scale what was run
+    schema       of this form
+    paper, item, scale
+    asked        options and virtual cluster, as declared
+    config       all options, as resolved
+    versions     of what decides about bits; the commit, and `tree`, a hash of the source that ran, which is the same
+                 after a rebase; all of them if the run was taken up again with others
+    machine      processor, cores
+    parameters   of the network
+    starts       how often the run was begun or taken up again
+    seconds      of training and evaluation, real ones
+    curve        columns, and a row for each epoch; of many epochs some
+    staleness    of an asynchronous run: mean, max, lr_mean, histogram
+    checksum     SHA-256 of all that
+
+Lines are sorted as text. So files of several machines are put together by `cat A B | LC_ALL=C sort -u`.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError, shown
+from odsgd.config.files import read_text
+
+SCHEMA = 2
+"""Grows when the form changes, or what a run means."""
+
+MOST_NBYTES = 1 << 24
+
+COLUMNS = ("epoch", "iteration", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "virtual_seconds")
+
+ROWS = 60
+"""Epochs that are kept, beside the last few."""
+
+NAMES = ("cell", "seed", "paper", "item", "scale")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One line's content."""
+
+    trial: Dict[str, Any]  # NAMES
+    asked: Dict[str, Any]
+    config: Dict[str, Any]
+    versions: Dict[str, str]
+    machine: Dict[str, Any]
+    parameters: int
+    starts: int
+    seconds: float
+    rows: List[List[Optional[float]]]
+    staleness: Optional[Dict[str, Any]]
+
+    @property
+    def key(self) -> Tuple[str, int]:
+        return self.trial["cell"], self.trial["seed"]
+
+    def column(self, name: str) -> List[float]:
+        """One number of every epoch that was kept; NaN where it was not finite."""
+        place = COLUMNS.index(name)
+        return [math.nan if row[place] is None else float(row[place]) for row in self.rows]  # type: ignore[arg-type]
+
+    def numbers(self) -> Dict[str, Any]:
+        """What a second run of the same has to give."""
+        return {"curve": self.rows, "staleness": self.staleness}
+
+
+FIELDS = {"schema", "checksum", "curve", *NAMES, *(one.name for one in dataclasses.fields(Result))} - {"trial", "rows"}
+
+
+def thinned(rows: Sequence[List[Any]]) -> List[List[Any]]:
+    """At most `ROWS` epochs evenly, and the last five, which are averaged.
+
+    >>> [row[0] for row in thinned([[epoch] for epoch in range(1, 141)])][-8:]
+    [131, 133, 135, 136, 137, 138, 139, 140]
+    """
+    if len(rows) <= ROWS:
+        return list(rows)
+    evenly = {round(number * (len(rows) - 1) / (ROWS - 1)) for number in range(ROWS)}
+    return [rows[number] for number in sorted(evenly | set(range(len(rows) - 5, len(rows))))]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+def add(result: Result, path: Path) -> None:
+    """Put a result into its file, which is whole at all times, whoever else adds to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.parent):
+        lines = map(line_of, {**read(path), result.key: result}.values())
+        draft = path.with_suffix(".draft")
+        draft.write_text("\n".join(sorted(lines)) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone among those who add to the files of a folder."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+def line_of(result: Result) -> str:
+    """As it stands in its file, without the end of the line."""
+    fields = dataclasses.asdict(result)
+    trial, rows = fields.pop("trial"), fields.pop("rows")
+    names = {name: trial[name] for name in NAMES}
+    content = {"cell": names.pop("cell"), "seed": names.pop("seed"), "schema": SCHEMA, **names, **fields,
+               "curve": {"columns": list(COLUMNS), "rows": rows}}
+    return json.dumps({**content, "checksum": _checksum(content)}, allow_nan=False)
+
+
+def _checksum(content: Dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+def read(path: Path) -> Dict[Tuple[str, int], Result]:
+    """What `add` has written there, by cell and seed; ConfigError for a line that it has not written so."""
+    found: Dict[Tuple[str, int], Result] = {}
+    lines = read_text(path, "results of runs", MOST_NBYTES).split("\n") if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if line:
+            where = f"`{shown(path)}`, line {number}"
+            result = _parsed(line, where)
+            if found.setdefault(result.key, result) != result:
+                raise ConfigError(f"{where}: `{shown(result.key[0])}`, seed {shown(result.key[1])}, stands in another "
+                                  "line with other content; remove one")
+    return found
+
+
+def _parsed(line: str, where: str) -> Result:
+    """What a line says; ConfigError unless `line_of` has written it, in this form."""
+    try:
+        content = json.loads(line)
+        said = content.pop("checksum")
+        known = content["schema"] == SCHEMA
+        whole = said == _checksum(content) and {*content, "checksum"} == FIELDS
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ConfigError(f"{where}: cut off, or no result of a run; restore the line, or remove it and run its cell "
+                          "again") from None
+    if not known:
+        raise ConfigError(f"{where}: of another version: schema {shown(content['schema'])}, here {SCHEMA}; remove the "
+                          "line and run its cell again, or take the version that wrote it")
+    if not whole:
+        raise ConfigError(f"{where}: changed by hand or damaged: its checksum is another; restore the line, or remove "
+                          "it and run its cell again")
+    del content["schema"]
+    return Result(trial={name: content.pop(name) for name in NAMES}, rows=content.pop("curve")["rows"], **content)
