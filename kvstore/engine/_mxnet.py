@@ -24,7 +24,7 @@ MISSING = """MXNet is not installed. It comes by extra, because its CPU and CUDA
     pip install 'odsgd[cpu]'        any machine
     pip install 'odsgd[cu112]'      NVIDIA GPUs, CUDA 11.2 (also cu110, cu102, cu101, cu100)"""
 
-EXTRAS = ("bokeh", "pandas", "scipy", "sklearn")
+EXTRAS = ("bokeh", "cv2", "pandas", "scipy", "sklearn")
 
 
 @contextlib.contextmanager

@@ -18,13 +18,15 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """JPEGs of 256x256 pixels, with labels below 1000."""
+    import cv2
     folder = tmp_path_factory.mktemp("imagenet")
     random = np.random.RandomState(0)
     for part, count in (("train", 6), ("val", 2)):
         file = mx.recordio.MXIndexedRecordIO(str(folder / f"{part}.idx"), str(folder / f"{part}.rec"), "w")
         for number in range(count):
             header = mx.recordio.IRHeader(0, float(random.randint(1000)), number, 0)
-            file.write_idx(number, mx.recordio.pack_img(header, random.randint(0, 255, (256, 256, 3), dtype=np.uint8)))
+            image = random.randint(0, 255, (256, 256, 3), dtype=np.uint8)
+            file.write_idx(number, mx.recordio.pack(header, cv2.imencode(".jpg", image)[1].tobytes()))
         file.close()
     return folder
 

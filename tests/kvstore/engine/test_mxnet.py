@@ -9,12 +9,13 @@ import sys
 from kvstore.job import lean
 {begin}
 from kvstore.engine._mxnet import mx
-print(sorted({{"scipy", "pandas", "sklearn"}} & set(sys.modules)))
+print(sorted({{"cv2", "scipy", "pandas", "sklearn", "numpy.testing", "setuptools", "urllib3"}} & set(sys.modules)))
 import scipy.stats, pandas, sklearn.base
 a, b, c = mx.nd.ones((2, 3)), mx.nd.ones((3, 2)), mx.sym.Variable("c")
 print(mx.nd.dot(a, b, transpose_b=False).asnumpy().tolist(), mx.nd.dot(b, a).sum().asscalar())
 print(mx.sym.dot(c, c, name="twice").eval(c=mx.nd.ones((1, 1)))[0].asscalar(), mx.np.ones(2).sum().item())
-print(mx.nd.dot.__name__, mx.nd.dot.__module__, len(mx.nd.dot.__doc__), len(dir(mx.nd)), len(dir(mx.sym)))
+print(mx.nd.dot.__name__, mx.nd.dot.__module__, len(dir(mx.nd)), len(dir(mx.sym)), len(dir(mx.np)))
+print(mx.test_utils.same(a.asnumpy(), b.asnumpy().T), mx.contrib.text.utils.__name__)
 print(mx.nd.dot.__code__.co_varnames[:2])
 """
 
@@ -26,6 +27,7 @@ def said(begin: str) -> "list[str]":
 
 def test_what_only_scripts_ask_of_mxnet_is_left_out_and_operators_are_compiled_when_called_to_the_same() -> None:
     (extras, *results, variables), (all_extras, *all_results, all_variables) = said("lean.begin()"), said("")
-    assert (extras, all_extras) == ("[]", "['pandas', 'scipy', 'sklearn']")  # there is something to leave out
+    assert (extras, all_extras) == (  # there is something to leave out
+        "[]", "['cv2', 'numpy.testing', 'pandas', 'scipy', 'setuptools', 'sklearn', 'urllib3']")
     assert (variables, all_variables) == ("('arguments', 'options')", "('lhs', 'rhs')")  # and to compile later
     assert results == all_results and results[:2] == ["[[3.0, 3.0], [3.0, 3.0]] 18.0", "[[1.]] 2.0"]

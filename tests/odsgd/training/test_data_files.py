@@ -106,10 +106,12 @@ def test_a_cifar_file_of_another_length_is_not_taken(tmp_path: Path) -> None:
 
 def write_records(folder: Path, part: str, count: int) -> None:
     """`count` images of 20x24 pixels; the label of each is its number."""
+    import cv2
     file = mx.recordio.MXIndexedRecordIO(str(folder / f"{part}.idx"), str(folder / f"{part}.rec"), "w")
     for number in range(count):
         image = np.random.RandomState(number).randint(0, 255, (20, 24, 3), dtype=np.uint8)
-        file.write_idx(number, mx.recordio.pack_img(mx.recordio.IRHeader(0, float(number), number, 0), image))
+        header, jpeg = mx.recordio.IRHeader(0, float(number), number, 0), cv2.imencode(".jpg", image)[1].tobytes()
+        file.write_idx(number, mx.recordio.pack(header, jpeg))
     file.close()
 
 
