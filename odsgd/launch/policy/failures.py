@@ -103,8 +103,8 @@ class Failure:
 
     @property
     def killed(self) -> bool:
-        """Whether it got a SIGKILL, which no process sends to itself."""
-        return self.member is not None and self.member.code == -signal.SIGKILL
+        """Whether it got a SIGKILL, or its host was lost: neither comes of another process of the job."""
+        return self.member is None or self.member.code == -signal.SIGKILL
 
     @property
     def crashed(self) -> bool:

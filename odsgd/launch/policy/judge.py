@@ -11,7 +11,8 @@ The rules, in the order in which `tick` applies them:
    counts when it is made. Two failures are secondary: an expired deadline (exit code 75), and a report that blames
    another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
-   report we blame a SIGKILL first, then a crash, then the rest; after a deadline on a ring they are all secondary.
+   report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring they are all
+   secondary. Of two crashes on a ring nobody can tell which was first, and the message says so.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -323,7 +324,9 @@ class Judge:
         how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.how_it_ended
         others = [f"{other.member.name}: {other.text or other.member.how_it_ended[0]}"
                   for other in self.failures if other.member and other is not cause]
-        after = [f"  after it, not the cause: {'; '.join(others)}"] if others else []
+        unclear = not self.non_workers and sum(failure.crashed for failure in self.failures) > 1 and cause.crashed
+        when = "after it, or before it (which crashed first is not known)" if unclear else "after it, not the cause"
+        after = [f"  {when}: {'; '.join(others)}"] if others else []
         text = f"{member.name} failed ({member.where}): {how}"
         return Verdict(exit_code, cause.message(text, *after, *remarks), member.name)
 

@@ -14,6 +14,11 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (JUDGE, "any_crashed and unreported and not failure.crashed)", "False)")],
     "a worker that MPI ended since another was killed was blamed in its place": [
         (JUDGE, "any_killed and unreported,", "False,")],
+    "a worker that MPI crashed after another crash was blamed, and the message was sure of it": [
+        (JUDGE, "sum(failure.crashed for failure in self.failures) > 1", "False")],
+    "a worker that MPI crashed after an agent had was blamed in place of the lost host": [
+        ("odsgd.launch.policy.failures", "self.member is None or self.member.code == -signal.SIGKILL",
+         "self.member is not None and self.member.code == -signal.SIGKILL")],
     "a worker stopped before its first beat was not noticed": [
         (CHILD, '(self.stopped_at or now) if state == "T" else None', "None")],
     "a link that went down while workers met for an evaluation was waited for ten times as long": [

@@ -17,11 +17,7 @@ class File:
     def __init__(self, waiters: Optional[List["Task"]] = None) -> None:
         self.refs = 0
         self.waiters: List[Task] = [] if waiters is None else waiters
-
-    @property
-    def queues(self) -> List[List["Task"]]:
-        """Where those stand who wait for a change."""
-        return [self.waiters]
+        self.queues = [self.waiters]  # where those stand who wait for a change
 
     def changed(self) -> None:
         for task in self.waiters:

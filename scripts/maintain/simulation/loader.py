@@ -3,6 +3,7 @@
 `Image` is one set of copies. Its `changes` put defects of the past back, by text that must be found.
 """
 import builtins
+import functools
 import importlib.util
 import sys
 import types
@@ -24,6 +25,14 @@ Changes = Mapping[str, Sequence[Tuple[str, str]]]
 _code: Dict[Tuple[str, Tuple[Tuple[str, str], ...]], Any] = {}
 
 
+@functools.lru_cache(maxsize=None)
+def _found(name: str) -> Tuple[str, bool]:
+    """A module's file, and whether it is a package."""
+    found = importlib.util.find_spec(name)
+    assert found and found.origin, name
+    return found.origin, found.submodule_search_locations is not None
+
+
 class Image:
     """Copies of modules; those that are not its `own` are the parent's."""
 
@@ -40,13 +49,12 @@ class Image:
         if self._parent and name not in self._own:
             return self._parent.load(name)
         if name not in self._modules:
-            found = importlib.util.find_spec(name)
-            assert found and found.origin, name
+            path, is_package = _found(name)
             module = types.ModuleType(f"simulated.{name}")
-            module.__dict__.update(__builtins__=self._builtins, __file__=found.origin, __package__=name)
+            module.__dict__.update(__builtins__=self._builtins, __file__=path, __package__=name)
             self._modules[name] = sys.modules[module.__name__] = module  # dataclasses look there
-            if not found.submodule_search_locations:  # what a package itself does is for people who import it
-                exec(self._compiled(name, found.origin), vars(module))
+            if not is_package:  # what a package itself does is for people who import it
+                exec(self._compiled(name, path), vars(module))
         return self._modules[name]
 
     def _compiled(self, name: str, path: str) -> Any:

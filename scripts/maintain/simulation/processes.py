@@ -48,17 +48,19 @@ class Selector:
         fds = stdlib.world.call().fds
         until = None if timeout is None else stdlib.world.now + max(0.0, timeout)
         while True:
-            files = [(fds[fd], key) for fd, key in self._keys.items() if fd in fds]
-            ready = [(key, mask) for file, key in files for mask in [_ready(file, key.events)] if mask]
+            files, ready = [], []
+            for fd, key in self._keys.items():
+                if fd in fds:
+                    file, events = fds[fd], key.events
+                    files.append(file)
+                    mask = (events & 1 and file.readable and 1) | (events & 2 and file.writable and 2)
+                    if mask:
+                        ready.append((key, mask))
             if ready or (until is not None and stdlib.world.now >= until):
                 if len(ready) > 1:
                     stdlib.world.random.shuffle(ready)
                 return ready
-            stdlib.world.wait([file for file, _ in files], until)
-
-
-def _ready(file: File, events: int) -> int:
-    return (events & 1 and file.readable and 1) | (events & 2 and file.writable and 2)
+            stdlib.world.wait(files, until)
 
 
 def select_select(read: Iterable[Any], write: Iterable[Any], other: Iterable[Any], timeout: Optional[float] = None
@@ -177,10 +179,7 @@ class Both(File):
         super().__init__()
         self.reader, self.writer = reader, writer
         self.shut = False
-
-    @property
-    def queues(self) -> List[Any]:
-        return [self.waiters, *self.reader.queues, *self.writer.queues]
+        self.queues = [self.waiters, *reader.queues, *writer.queues]
 
     def read(self, most: int) -> Optional[bytes]:
         return b"" if self.shut else self.reader.read(most)

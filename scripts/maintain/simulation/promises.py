@@ -62,8 +62,10 @@ def names_the_victim(result: Result) -> Iterator[str]:
     if not result.job.num_servers and any(hit.kind == "abort" for hit in hits):
         return  # MPI ends the others as if they had crashed, which is blamed before an abort
     victims = {hit.victim for hit in hits}
-    for text in result.texts():
+    for text, below in zip(result.texts(), [*result.texts()[1:], ""]):
         failed, lost = FAILED.match(text), LOST.match(text)
+        if "which crashed first is not known" in below and any(victim in below for victim in victims):
+            continue
         # A deadline tells the round that has not ended, MPI that it has not found the others: not who was late.
         if failed and failed[1] not in victims and not text.endswith(("exit code 75", f"exit code {MPI_GAVE_UP}")):
             yield f"{failed[1]} is blamed, and {', '.join(sorted(victims)) or 'nobody'} was hit: {text}"

@@ -249,6 +249,8 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
     result.faults = [fault for number, fault in enumerate(draw_faults(job, training.about_s, draw, heals))
                      if number not in without]
     training.born = Injector(result, out, err).born
+    if any(fault.kind == "stop" and fault.victim == "launcher" for fault in result.faults):
+        limit_s = 300.0  # it may stand for ever
     world.run(limit_s, lambda: process.code is not None)
     result.ended_at = world.now
     world.run(world.now + AFTERWARDS_S, lambda: False)

@@ -29,16 +29,8 @@ class NoTurn(Exception):
     """A program has waited where only the system runs."""
 
 
-class Timer:
-    """Something that will happen, unless it is cancelled."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.call: Optional[Callable[[], object]] = call
-
-    def cancel(self) -> None:
-        self.call = None
+Timer = List[Any]
+"""Something that will happen: when, its number, and what is called; None if it has been cancelled."""
 
 
 class World:
@@ -58,25 +50,28 @@ class World:
         self.pids = 100
         self.corpses: List[Task] = []
         self.hub = getcurrent()
-        self._heap: List[Tuple[float, int, Timer]] = []
+        self._heap: List[Timer] = []
         self._number = 0
 
     def after(self, delay_s: float, call: Callable[[], object]) -> Timer:
         """Have something happen."""
-        timer = Timer(call)
         self._number += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._number, timer))
+        timer = [self.now + delay_s, self._number, call]
+        heapq.heappush(self._heap, timer)
         return timer
 
     def run(self, until_s: float, over: Callable[[], bool] = lambda: False) -> None:
         """Let time pass until then, or until something is over."""
-        while self._heap and not over() and self._heap[0][0] <= until_s:
-            at, _, timer = heapq.heappop(self._heap)
-            if timer.call:
-                self.now = max(self.now, at)
+        heap = self._heap
+        while heap and heap[0][0] <= until_s and not over():
+            at, _, call = heapq.heappop(heap)
+            if call:
+                if at > self.now:
+                    self.now = at
                 self.events += 1
-                timer.call()
-                self.bury()
+                call()
+                if self.corpses:
+                    self.bury()
 
     def bury(self) -> None:
         """Unwind the stacks of processes that have ended."""
@@ -118,8 +113,10 @@ class World:
 
     def call(self) -> "Process":
         """A system call begins: the process that makes it. A dead one is unwound, signals are handled."""
-        process, task = self.process(), self.current
-        assert task
+        task = self.current
+        if task is None:
+            raise NoTurn
+        process = task.process
         if process.dead:
             raise Killed
         process.calls += 1
@@ -129,7 +126,8 @@ class World:
                 raise Killed
         if process.stopped or (self.preempted and self.random.random() < self.preempted):
             task.pause(self.random.random() * 10 * self.delay_s)
-        process.handle_signals()
+        if process.pending:
+            process.handle_signals()
         return process
 
     def wait(self, files: Sequence["File"], until: Optional[float]) -> bool:
@@ -140,15 +138,18 @@ class World:
         queues = [queue for file in files for queue in file.queues]
         for queue in queues:
             queue.append(task)
-        timer = self.after(max(0.0, until - self.now), task.wake) if until is not None else None
+        timer = None
+        if until is not None:
+            timer = self.after(max(0.0, until - self.now) + self.random.random() * self.delay_s, task.resume)
         try:
             task.sleep()
         finally:
             for queue in queues:
                 queue.remove(task)
             if timer:
-                timer.cancel()
-        task.process.handle_signals()
+                timer[2] = None
+        if task.process.pending:
+            task.process.handle_signals()
         return until is None or self.now < until
 
 
@@ -160,26 +161,31 @@ class Task:
     """A thread of a process."""
 
     def __init__(self, process: "Process", main: Callable[[], object]) -> None:
-        self.process, self.woken = process, False
+        self.process = process
+        self._due: Optional[Timer] = None
         self.greenlet = greenlet(main, process.world.hub)
         process.tasks.append(self)
 
     def wake(self, delay_s: Optional[float] = None) -> None:
         """Run soon."""
-        world = self.process.world
-        if not self.woken:
-            self.woken = True
-            world.after(world.random.random() * world.delay_s if delay_s is None else delay_s, self._resume)
+        if self._due is None:
+            world = self.process.world
+            self._due = world.after(world.random.random() * world.delay_s if delay_s is None else delay_s, self.resume)
 
-    def _resume(self) -> None:
-        if self.process.stopped and not self.process.dead:
-            self.process.held.append(self)
+    def resume(self) -> None:
+        """Run now, if the process does."""
+        process = self.process
+        due, self._due = self._due, None
+        if due:
+            due[2] = None
+        if process.dead:
             return
-        world, self.woken = self.process.world, False
-        if not self.greenlet.dead and not self.process.dead:
-            world.current = self
+        if process.stopped:
+            process.held.append(self)
+        elif not self.greenlet.dead:
+            process.world.current = self
             self.greenlet.switch()
-            world.current = None
+            process.world.current = None
 
     def sleep(self) -> None:
         """Give the turn away until somebody wakes this task."""
@@ -322,7 +328,6 @@ class Process:
         self.stopped = False
         held, self.held = self.held, []
         for task in held:
-            task.woken = False
             task.wake()
         numbers, self.held_signals = self.held_signals, []
         for number in numbers:

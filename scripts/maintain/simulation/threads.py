@@ -21,6 +21,8 @@ class _Waited:
 
     def _wait(self, ready: Callable[[], bool], timeout: Optional[float]) -> bool:
         stdlib.world.call()
+        if ready():
+            return True
         until = _until(timeout)
         while not ready():
             if until is not None and stdlib.world.now >= until:

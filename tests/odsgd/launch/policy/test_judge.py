@@ -60,6 +60,20 @@ def test_the_first_failure_is_the_cause_and_the_others_are_listed() -> None:
     assert "after it, not the cause: worker 0: exit code 1" in verdict.message
 
 
+def test_of_two_crashes_on_a_ring_none_is_said_to_be_the_consequence() -> None:
+    judge = running(*NAMES[2:], names=NAMES[2:])
+    for name in NAMES[2:]:
+        judge.exited(name, -signal.SIGSEGV, 10.0)
+    assert "(which crashed first is not known): worker 1: killed by SIGSEGV" in verdict_at(judge, 11.0).message
+
+
+def test_a_lost_host_is_the_cause_of_a_crash_that_was_seen_before_it() -> None:
+    judge = running(*NAMES[2:], names=NAMES[2:])
+    judge.exited("worker 0", -signal.SIGSEGV, 10.0)
+    judge.host_lost("hostB", ["worker 1"], "ssh ended with exit code 245", (), 10.1)
+    assert verdict_at(judge, 11.0).message.startswith("lost host hostB (worker 1): ssh ended")
+
+
 def test_a_report_counts_when_it_is_made_not_when_the_process_ends() -> None:
     judge = running(*NAMES)
     judge.reported("worker 1", {"event": "failed", "error": "ValueError: nan"}, 10.0)
