@@ -18,6 +18,7 @@ from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 COMMANDS = {
     "train": ("odsgd.training.cli", "train a model; alone, or as one of a job's workers"),
     "launch": ("odsgd.launch.command", "start a job: scheduler, servers, and the workers' command"),
+    "join": ("odsgd.launch.view.join", "another worker for a running job"),
     "watch": ("odsgd.launch.view.watch", "how a running job stands, process by process"),
     "report": ("odsgd.report.cli", "a table of finished runs, and a page with pictures"),
     "trace": ("odsgd.timeline.cli", "timelines: put together, sum up, draw"),

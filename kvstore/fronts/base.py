@@ -347,6 +347,9 @@ class FrontEnd(Generic[L]):
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         self.lanes = lanes
+        if environment.joined():  # the parameters hold what this worker began at by itself
+            for lane, own in zip(lanes, self._own_weights()):
+                lane.show(own)
         self._advise()
         if self.options.uneven == "join":
             ending.follow()
@@ -373,7 +376,8 @@ class FrontEnd(Generic[L]):
 
     def _from_worker_0(self, sizes: Mapping[K, int], mine: Callable[[K], np.ndarray]) -> Iterator[Tuple[K, np.ndarray]]:
         """Worker 0's numbers of each key, flat: sums to which it alone adds anything. Collective; waits."""
-        return self._over_workers(sizes, mine if self.rank == 0 else lambda key: np.zeros(sizes[key], np.float32),
+        own = self.rank == 0 or environment.joined()  # who joins a running job hears nobody in sums
+        return self._over_workers(sizes, mine if own else lambda key: np.zeros(sizes[key], np.float32),
                                   self.session.transport.total)
 
     def _counts(self, *rates: float) -> Tuple[float, Sequence[float]]:

@@ -30,10 +30,10 @@ def job_key() -> bytes:
 
 
 class Signer:
-    """Signs one sender's commands, each with the next number."""
+    """Signs one sender's commands, each with the next number; the first comes `after` this one."""
 
-    def __init__(self, sender: int, key: bytes) -> None:
-        self._sender, self._key, self._counter = sender, key, 0
+    def __init__(self, sender: int, key: bytes, after: int = 0) -> None:
+        self._sender, self._key, self._counter = sender, key, after
 
     def sign(self, name: str, payload: Dict[str, Any]) -> str:
         self._counter += 1

@@ -3,7 +3,7 @@ import contextlib
 import importlib.util
 import os
 import sys
-from typing import Iterator, Optional, Set
+from typing import Iterator, List, Optional, Set
 
 serving = False  # this process is a server or scheduler already, whatever it may import from here on
 lean = False  # no script of a user's runs in this process, so MXNet is imported without what only scripts ask for
@@ -53,13 +53,40 @@ def most_workers() -> Optional[int]:
 
 
 def lost_workers() -> Set[int]:
-    """Ranks of workers that the launcher has given up (`--on-worker-loss continue`); asynchronous jobs only."""
+    """Ranks of which no worker takes part in sums over the workers any more: the launcher has given it up
+    (`--on-worker-loss continue`), or it was not there at the start. Asynchronous jobs only."""
+    return {int(line) for line in _losses_and_joins()}
+
+
+def absent_workers() -> Set[int]:
+    """The lost ones in whose place no worker has joined (`odsgd join`)."""
+    absent: Set[int] = set()
+    for line in _losses_and_joins():
+        (absent.discard if line.startswith("+") else absent.add)(int(line))
+    return absent
+
+
+def _losses_and_joins() -> List[str]:
+    """A line each, in their order: the rank, with a plus sign where a worker has joined."""
     path = os.environ.get("ODSGD_LOST")
     if not path:
-        return set()
+        return []
     with contextlib.suppress(FileNotFoundError), open(path) as file:
-        return {int(line) for line in file}
-    return set()
+        return file.readlines()
+    return []
+
+
+def joined() -> int:
+    """Which worker this is of those that have joined its job while it ran, from 1 on; 0: it began with the job.
+
+    It takes no part in sums over the workers: nobody waits for it there.
+    """
+    return int(os.environ.get("ODSGD_JOINED") or 0)
+
+
+def joined_at() -> int:
+    """The iteration that the job had come to when the launcher started a worker that joins it."""
+    return int(os.environ.get("ODSGD_JOINED_AT") or 0)
 
 
 def on_sockets() -> bool:

@@ -11,7 +11,7 @@ from typing import Dict, List, Sequence
 import numpy as np
 
 from kvstore._version import VERSION
-from kvstore.errors import ProtocolError
+from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import agreement
 from kvstore.job.agreement import Totals
 
@@ -24,6 +24,14 @@ def mine() -> str:
     mxnet = sys.modules.get("mxnet")
     return " ".join([VERSION, UNKNOWN if mxnet is None else mxnet.__version__, np.__version__,
                      platform.python_version()])
+
+
+def check_launcher() -> None:
+    """ConfigError if the launcher of this process runs another version of odsgd, before any process is called."""
+    launcher = os.environ.get("ODSGD_VERSIONS", VERSION).split()[0]
+    if launcher != VERSION:
+        raise ConfigError(f"this worker runs odsgd {VERSION} and the job that it would join {launcher}; install "
+                          f"{launcher} on this host")
 
 
 def compare(transport: Totals, servers: Sequence[str] = ()) -> None:

@@ -121,6 +121,10 @@ class AsyncDiLoCo(DiLoCo):
             raise ConfigError(f"dylu has {len(speeds)} speeds, and the job has {self.num_workers} workers")
 
     @classmethod
+    def admits(cls, options: Any) -> bool:
+        return True
+
+    @classmethod
     def of_worker(cls, options: Any, worker_rank: int) -> Any:
         v = options.dylu
         return replace(options, H=max(1, int(options.H * v[worker_rank] / max(v)))) if v else options

@@ -76,6 +76,7 @@ class Worker:
     lr_given: float  # the trainer's learning rate before any schedule
     local_optimizer: Optional[Update]  # the optimizer of `Method.local_optimizer`
     update: Optional[Update]  # U, where the worker applies the global optimizer itself: on a ring
+    begun: int  # iterations that the run had behind it when this worker began
     w_local: InitVar[Array]
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -204,6 +205,11 @@ class Method:
         """ConfigError for options that do not go with the number of workers."""
 
     # -- what follows from the options -------------------------------------------------------------------------
+
+    @classmethod
+    def admits(cls, options: Any) -> bool:
+        """Whether a worker may join a running job in the place of one that is not there (`odsgd join`)."""
+        return False
 
     @classmethod
     def intervals(cls, options: Any) -> Tuple[int, int]:

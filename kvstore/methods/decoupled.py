@@ -34,7 +34,8 @@ the first of the round asks for the answer, which needs no clock; delay - grace 
 Reading: an evaluation asks as a worker does, and a round that stays open is no part of what it gets. The rate that
 travels with a push is w_m. RDA is for all tensors (each a bucket of its own); the paper's embeddings take the mean.
 Replay: a file of `store.rounds()` lets every round close and answer as it says however fast workers are: the same bits.
-Readings of `diloco` on BatchNorm, momentum and fragments hold here. A worker that is lost costs its own last H steps.
+Readings of `diloco` on BatchNorm, momentum and fragments hold here. A worker that is lost costs its own last H steps,
+and one that joins begins at the global weights there are.
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, which open rounds are not in.
 """
 from collections import deque
@@ -62,7 +63,7 @@ class Learner(Asynchronous):
     facts = ("sent",)
 
     def start(self, w: Array) -> None:
-        self.anchor, self.sent = w.copy(), 0
+        self.anchor, self.sent = w.copy(), self.begun
         self.asked: Deque[Pending] = deque()
 
     def iterate(self, x: Array, step: Step) -> Array:
@@ -146,6 +147,10 @@ class Decoupled(DiLoCo):
     def check(self) -> None:
         if self.options.quorum > self.num_workers:
             raise ConfigError(f"quorum is {self.options.quorum}, and the job has {self.num_workers} workers")
+
+    @classmethod
+    def admits(cls, options: Any) -> bool:
+        return options.replay is None  # the log says whom each round answered
 
     @classmethod
     def fitted(cls, options: Any, parameters: int) -> Any:

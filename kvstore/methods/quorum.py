@@ -18,7 +18,7 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from kvstore.errors import ConfigError
-from kvstore.job.environment import lost_workers
+from kvstore.job.environment import absent_workers
 from kvstore.messages.header import Header
 from kvstore.methods.asgd import AsyncRule
 
@@ -55,7 +55,7 @@ class QuorumRule(AsyncRule):
         return True
 
     def _present(self) -> int:
-        return self.num_workers - len(lost_workers())
+        return self.num_workers - len(absent_workers())
 
     def _pushed_ranks(self) -> List[int]:
         return [rank for rank, _ in self.members]

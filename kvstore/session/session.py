@@ -15,7 +15,7 @@ from kvstore import methods
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError
 from kvstore.job.deadlines import deadlines
-from kvstore.job.environment import lost_workers
+from kvstore.job.environment import joined, joined_at, lost_workers
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, in_fragments
 from kvstore.messages.finite import finite, names, skips
@@ -84,6 +84,17 @@ class Session:
         self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
         self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
+        if joined():
+            self._check_admitted()
+            self.resume(joined_at())
+
+    def _check_admitted(self) -> None:
+        """ConfigError if no worker may join a running job that trains so."""
+        options = self.method.options
+        coded = getattr(options, "codec_weights", "none") != "none"
+        if not self.method.admits(options) or options.uneven == "join" or coded:
+            raise ConfigError(f"nobody can join a running job of `{self.method.name}` with these options: that takes "
+                              "`decoupled` or `async_diloco`, without replay, codec_weights and uneven=\"join\"")
 
     # -- before the first step -----------------------------------------------------------------------------------
 
@@ -195,7 +206,8 @@ class Session:
                 weights_holder=self.weights_holder, last_exchange=first_answers[bucket.id],
                 wd=optimizer.wd * bucket.first.wd_mult,
                 lr_given=optimizer.lr if self.lr_given is None else self.lr_given,
-                local_optimizer=self._local_step(bucket, own), update=self._update(bucket), w_local=own)
+                local_optimizer=self._local_step(bucket, own), update=self._update(bucket), begun=self.step.t,
+                w_local=own)
 
     def _setup(self) -> Setup:
         described = optimizers.describe(self.global_optimizer)
@@ -329,10 +341,15 @@ class Session:
     def _step_within(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
         """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""
         update = self.workers[bucket.id].local_optimizer
-        if not self.joined and update is not None:
+        if not self.joined and not self.first_of_joiner and update is not None:
             own = self.local_steps[bucket.id]
             own.skips = own.skips and own.telling()  # nobody else sees this gradient
             self.w_local[bucket.id] = update(self.w_local[bucket.id], grad, step.lr, out=self._stepped[bucket.id])
+
+    @property
+    def first_of_joiner(self) -> bool:
+        """Whether this iteration's gradient was taken at weights that a worker made before it got those of its job."""
+        return joined() > 0 and self.step.t <= joined_at() + 1
 
     def due(self) -> List[int]:
         """The fragments for which the method has its turn in this iteration."""
@@ -349,9 +366,11 @@ class Session:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does the work of one: worker 0, or the lowest rank that the job has not lost."""
+        """Whether this worker does the work of one: worker 0, or the lowest rank that the job has not lost; none that
+        has joined later."""
         mine, lost = self.transport.worker_rank, lost_workers()
-        return mine == next(rank for rank in range(self.transport.num_workers) if rank == mine or rank not in lost)
+        others = (rank for rank in range(self.transport.num_workers) if rank == mine or rank not in lost)
+        return not joined() and mine == next(others)
 
     def mean(self, array: np.ndarray) -> np.ndarray:
         """The mean over the workers that take part; one may be lost between two sums, not within one. Waits."""

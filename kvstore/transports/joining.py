@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
 import numpy as np
 
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import ending, software
+from kvstore.job import ending, environment, software
 from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Keys
 from kvstore.messages.seam import Export, State
@@ -90,7 +90,8 @@ class Joined:
         mine = np.zeros(self.num_workers, np.float32)
         mine[self.worker_rank] = 1
         present = self.total(mine)
-        if not np.all(present == 1):
+        absent = environment.lost_workers()
+        if any(count != 1 for rank, count in enumerate(present) if count or rank not in absent):
             raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
                                 f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
                                 "none")

@@ -13,8 +13,8 @@ import numpy as np
 from kvstore import methods
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
-from kvstore.errors import ConfigError
-from kvstore.job import agreement, commands
+from kvstore.errors import ConfigError, shown
+from kvstore.job import agreement, commands, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.report import report
 from kvstore.messages.buckets import Bucket, Parameter
@@ -75,7 +75,9 @@ class ParameterServers(Buffered):
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
-        if setup.traffic.own_connections or self._always_direct:
+        if environment.joined():
+            self._take_up(setup)
+        elif setup.traffic.own_connections or self._always_direct:
             self._set_up_direct(setup)
         else:
             with waiting_for("the start of the global weights", self._timeout_s):
@@ -109,6 +111,21 @@ class ParameterServers(Buffered):
                 header = engine.memory(self._buffers[bucket.id].last.whole)[-HEADER:]
                 header[:] = 0
         self.total(np.zeros(1))  # the servers have them
+
+    def _take_up(self, setup: Setup) -> None:
+        """Join a job that runs: its setup must be this one, and its weights become this worker's."""
+        mine = json.loads(json.dumps(setup.command()))
+        theirs = [one for one in json.loads(self._read_answers("opened")[0])
+                  if one["buckets"].keys() & mine["buckets"].keys()]
+        differs = _difference(theirs[0], mine) if theirs else "it has no store of these buckets"
+        if differs:
+            raise ConfigError(f"this worker cannot join, since the job trains otherwise: {differs}; a worker that "
+                              "joins runs the same script with the same settings")
+        self._outbox = self._connection.outbox
+        for bucket in setup.buckets:
+            buffers = self._buffers[bucket.id]
+            self._outbox.open(bucket, setup.traffic, engine.memory(buffers.last.whole)[:-HEADER])
+            self.fetch(bucket, buffers.last.payload).result().copyto(buffers.last.payload)
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
         if leads:
@@ -190,3 +207,12 @@ class ParameterServers(Buffered):
             self._outbox.forget(self._buffers)
         self._buffers.clear()
         self._windows.clear()
+
+
+def _difference(there: Any, here: Any, where: str = "") -> str:
+    """Where two JSON values first differ, in words; empty if nowhere."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        names = sorted({*there, *here})
+        return next(filter(None, (_difference(there.get(name), here.get(name), f"{where} {name}".strip())
+                                  for name in names)), "")
+    return "" if there == here else f"{where} is {shown(there)} there and {shown(here)} here"

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvstore.engine import engine
 from kvstore.errors import ConfigError
-from kvstore.job import commands
+from kvstore.job import commands, environment, software
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
@@ -47,12 +47,17 @@ class SocketsJoined(Joined):
             raise ConfigError("this worker has no rank: neither ODSGD_WORKER_RANK nor DMLC_WORKER_ID is set; start the "
                               "job with `odsgd launch`")
         self.worker_rank, self.keys = rank, Keys(self.num_servers)
-        self._signer, self._asking = commands.Signer(rank, commands.job_key()), threading.Lock()
+        self._asking = threading.Lock()
+        # Numbers of a rank's commands only grow, also when another worker joins in its place.
+        self._signer = commands.Signer(rank, commands.job_key(), after=environment.joined() << 32)
+        if environment.joined():
+            software.check_launcher()
         connecting()
         self.outbox = Outbox(sockets.addresses(rank, timeout_s), rank, timeout_s)
         if rank == 0:
             self._hello()
-        self._check_others()
+        if not environment.joined():
+            self._check_others()
 
     def _ask(self, name: str, payload: Dict[str, Any]) -> List[Callable[[], np.ndarray]]:
         with self._asking:  # servers take commands in the order of their numbers
@@ -68,6 +73,8 @@ class SocketsJoined(Joined):
         return _Answers(self._ask(name, {}), f"the servers' answer to `{name}`", timeout_s)
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
+        if environment.joined():  # the others do not wait for it
+            return np.array(array, np.float32)
         flat = np.ascontiguousarray(array, np.float32).reshape(-1)
         result = np.empty_like(flat)
         under_way: Deque[Tuple[np.ndarray, Callable[[], np.ndarray]]] = collections.deque()

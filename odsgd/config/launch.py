@@ -30,9 +30,9 @@ LEAST_HANG_TIMEOUT_S = 3.0
 SET_BY_LAUNCHER = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
-    "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
-    "ODSGD_POD_IP", "ODSGD_WIRE", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE",
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED", "ODSGD_JOINED",
+    "ODSGD_JOINED_AT", "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH",
+    "ODSGD_LAUNCHER", "ODSGD_POD_IP", "ODSGD_WIRE", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE",
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
 LONGEST_NAME = 52
@@ -199,6 +199,9 @@ class JobOptions:
     on_worker_loss: str = _failure("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
                                   "let an asynchronous job go on")
 
+    spare: int = _failure(0, COUNT, "how many of the -n workers are not there at the start: `odsgd join` brings them "
+                          "into the running job", otherwise="0")
+
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOptions(JobOptions, HostOptions):
@@ -223,6 +226,7 @@ class LaunchOptions(JobOptions, HostOptions):
             object.__setattr__(self, "launcher", "ssh" if self.hostfile else "local")
         self._check_range(*self.num_workers)
         self._check_launcher()
+        self._check_spare()
 
     def _check_range(self, least: int, most: int) -> None:
         if self.grow and least == most:
@@ -237,6 +241,10 @@ class LaunchOptions(JobOptions, HostOptions):
         if self.on_worker_loss == "continue":
             raise ConfigError(f"-n {least}:{most} and --on-worker-loss continue are two ways to go on without a "
                               "worker; leave one of them out")
+
+    def _check_spare(self) -> None:
+        if self.spare and self.spare >= self.num_workers.most:
+            raise ConfigError(f"--spare {self.spare} of -n {self.num_workers.most} workers leaves none to begin with")
 
     def _check_launcher(self) -> None:
         """Refuse what the launcher has no use for, and a launcher that lacks something."""

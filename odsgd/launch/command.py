@@ -16,6 +16,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown
 from kvstore.fronts import standin
 from kvstore.fronts.standin import StandIn
+from kvstore.methods import fit
 from odsgd.config import launch
 from odsgd.config.command import check_command
 from odsgd.config.flags import Parser
@@ -92,7 +93,30 @@ def _job(options: LaunchOptions, words: List[str]) -> plan.Job:
         servers_beside_workers=asked == "auto", launcher=options.launcher, slots=tuple(slots),
         least_workers=least if elastic else None, most_workers=most if elastic else None,
         reads=_reads(command, training, options.launcher), **options.kept())
-    return _secured(job) if options.secure else job
+    job = _secured(job) if options.secure else job
+    job = dataclasses.replace(job, closed=_why_closed(job, training))
+    if job.spare and job.closed:
+        raise ConfigError(f"--spare {job.spare}: nobody could join this job: {job.closed}")
+    return job
+
+
+def _why_closed(job: plan.Job, training: Union[TrainConfig, StandIn, None]) -> str:
+    """Why no worker can join this job while it runs, in words; empty if one can, or its script will say."""
+    if job.launcher in AGENTS_CALL:
+        return f"its launcher is {job.launcher}, which starts all workers together; join takes --launcher local or ssh"
+    if job.secure:
+        return "--secure opens its tunnels for the processes of the start alone"
+    if not plan.on_sockets(job):
+        return "its workers meet by ps-lite or MPI, which take nobody in later; launch it with --wire sockets"
+    if job.on_worker_loss != "continue":
+        return "it ends with the first worker lost; launch it with --on-worker-loss continue"
+    if training is not None:
+        options = training.options if isinstance(training, TrainConfig) else fit.options_of(
+            training.method, training.options)
+        if not training.method.admits(options):
+            return (f"kvstore `{training.kvstore}` with its options needs the same workers all the time; `decoupled` "
+                    "and `async_diloco` do not")
+    return ""
 
 
 def _command(words: List[str], launcher: str) -> Tuple[str, ...]:

@@ -85,6 +85,13 @@ class WorkersLost(Message):
 
 
 @dataclass(frozen=True)
+class WorkerJoined(Message):
+    """A worker has joined in the place of a lost one, and gets a line with a plus sign there."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class EndHung(Message):
     """A process hangs: have it print its stacks, then kill it."""
 

@@ -71,6 +71,7 @@ class Job(JobOptions, Placement):
     secret: Optional[str] = field(default=None, repr=False)  # pods have it already; None: a new one
     agents_port: int = 0  # where pods call the launcher
     live: bool = False  # the launcher shows the job's status on a terminal
+    closed: str = ""  # why no worker can ever join while it runs
     server_command: Optional[Tuple[str, ...]] = None  # instead of ``python -m kvstore.weights.servers`` (bench, tests)
 
 
@@ -99,8 +100,8 @@ class Process(NamedTuple):
         """Files where others reach it, and whether each is still used when all have met."""
         if self.env.get("DMLC_LOCAL") != "1" or "PORT" not in self.env:
             return {}
-        couriers = self.env.get("ODSGD_COURIERS")
-        return {os.path.join(SOCKETS, self.env["PORT"]): False, **({couriers: True} if couriers else {})}
+        couriers, scheduler_lasts = self.env.get("ODSGD_COURIERS"), self.env.get("ODSGD_WIRE") == "sockets"
+        return {os.path.join(SOCKETS, self.env["PORT"]): scheduler_lasts, **({couriers: True} if couriers else {})}
 
 
 class Plan(NamedTuple):
@@ -112,6 +113,8 @@ class Plan(NamedTuple):
     """Address and port of the scheduler, or where one would be."""
     certificate: str = ""
     """The certificate of the job's tunnel, with its key; empty without a tunnel."""
+    spare: Sequence[Process] = ()
+    """Workers that are not there at the start: one may join in the place of each."""
 
     @property
     def workers(self) -> List[Process]:
@@ -156,7 +159,8 @@ def make_plan(job: Job, scheduler_address: Tuple[str, int], attempts_before: int
     processes += [process("worker", rank, host, worker, {**master, **job.env_worker, **standing_in, **group,
                                                          **_meeting(job, rank, ports)})
                   for rank, (host, group) in enumerate(zip(worker_hosts, _groups(job, worker_hosts)))]
-    return Plan(processes, secret, (scheduler_host, port), certificate)
+    began = len(processes) - job.spare
+    return Plan(processes[:began], secret, (scheduler_host, port), certificate, processes[began:])
 
 
 def place(job: Job) -> Tuple[List[Host], List[Host]]:
@@ -178,6 +182,12 @@ def meets_by_file(job: Job) -> bool:
         return job.num_servers > 0
     asked = job.env.get("DMLC_LOCAL", os.environ.get("DMLC_LOCAL", "1")) == "1" and not job.port
     return asked and job.launcher == "local" and job.num_servers > 0 and os.access(SOCKETS, os.W_OK | os.X_OK)
+
+
+def on_sockets(job: Job) -> bool:
+    """Whether the job's workers and servers talk over sockets of our own."""
+    usual = "ps-lite" if environment.has_mxnet() else "sockets"
+    return job.num_servers > 0 and (job.wire or usual) == "sockets"
 
 
 def new_number() -> int:
@@ -240,8 +250,7 @@ def _common_env(job: Job, scheduler_host: str, port: int, secret: str) -> Dict[s
     env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else scheduler_host, DMLC_PS_ROOT_PORT=str(port),
                DMLC_NUM_WORKER=str(job.num_workers),
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
-    usual_wire = "ps-lite" if environment.has_mxnet() else "sockets"
-    if job.num_servers and (job.wire or usual_wire) == "sockets":
+    if on_sockets(job):
         env["ODSGD_WIRE"] = "sockets"
     if job.live:
         env["ODSGD_LIVE"] = "1"

@@ -21,6 +21,7 @@ from odsgd.launch.hosts.check import MissingHosts, check_hosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
+from odsgd.launch.policy import places
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge, Verdict
 from odsgd.launch.policy.restarts import Attempt, Membership, decide
@@ -128,6 +129,7 @@ class Supervisor:
         self.judge = Judge(job, members, time.monotonic(), address)
         self.overview = Overview({member.name: member.host for member in members})
         self.status_file, self.missing_hosts = status_file, missing_hosts
+        self.joiners: List[str] = []  # workers that have been started since, in their order
         self.checkpoint_seen = 0  # the last checkpoint that was looked at
         self.shown_at = self.began_at = time.monotonic()
         self.say_at_s = STARTING_SAID_S
@@ -157,6 +159,8 @@ class Supervisor:
         with self._signals():
             try:
                 self.agents.open()
+                if self.plan.spare:
+                    self.agents.tell(messages.WorkersLost([process.rank for process in self.plan.spare]))
                 verdict = self._fail_without_store(self._wait())
                 self.verdict, self.failed_at = verdict, time.monotonic()
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
@@ -205,6 +209,9 @@ class Supervisor:
             for lost in self.judge.take_lost():
                 self.agents.tell(messages.WorkersLost(lost.ranks))
                 self.console.say(lost.message)
+            for rank in self.judge.take_joined():
+                self.agents.tell(messages.WorkerJoined(rank))
+                self.console.say(f"worker {rank} has joined")
             if verdict:
                 self.console.show_status("")
                 return verdict
@@ -252,6 +259,9 @@ class Supervisor:
         if now - self.shown_at < SHOW_EVERY_S:
             return
         self.shown_at = now
+        closed = places.why_closed(self.job.closed, self.plan, self.judge)
+        if self.status_file.take_request() and not closed:
+            self._let_join(now)
         status, text = {}, ""  # type: overview.Facts, str
         with self._guarded("the status line"):
             status = self.overview.status(now)
@@ -261,7 +271,22 @@ class Supervisor:
         with self._guarded("the file for `odsgd watch`"):
             self.status_file.write({
                 "job": os.getpid(), "command": shlex.join(self.job.command), "written_at": time.time(),
-                "status": status, "starting": starting, "out": self.overview.out(), "rows": self.overview.table()})
+                "status": status, "starting": starting, "out": self.overview.out(), "rows": self.overview.table(),
+                "closed": closed, "joiners": self.joiners})
+
+    def _let_join(self, now: float) -> None:
+        """Start a worker in the first empty place, by an agent of its own."""
+        process = places.first_empty(self.plan, self.judge)
+        assert process is not None
+        self.joiners.append(process.name)
+        process.env.update(ODSGD_JOINED=str(len(self.joiners)), ODSGD_JOINED_AT=str(self.judge.liveness.farthest))
+        for agent in self.agents.all:
+            agent.processes = [one for one in agent.processes if one.name != process.name]
+        self.judge.joins(Member(process.name, process.role, process.host.address), now)
+        self.overview.set_host(process.name, process.host.address)
+        self.agents.start(process)
+        self.console.say(f"{process.name} starts on {process.host.address}, to join after iteration "
+                         f"{self.judge.liveness.farthest}")
 
     def _guarded(self, what: str) -> ContextManager[None]:
         """For what only observes the job: its errors are shown, and do no harm."""

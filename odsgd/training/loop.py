@@ -29,7 +29,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError, RoundTimeoutError
 from kvstore.fronts.choice import connect
 from kvstore.fronts.gluon.legacy import LegacyStore
-from kvstore.job import agreement, ending
+from kvstore.job import agreement, ending, environment
 from kvstore.job.aside import guarded
 from kvstore.job.pulse import pulse
 from kvstore.messages.seam import Transport
@@ -277,7 +277,7 @@ class Training:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
-        return self.passes.learns and self.schedule.checkpoint_due(self.store.iteration)
+        return self.passes.learns and not environment.joined() and self.schedule.checkpoint_due(self.store.iteration)
 
     def _checkpoint(self) -> None:
         """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read
@@ -303,6 +303,8 @@ class Training:
         """Take up the run that is there, if there is one to go on with. Its checkpoint's manifest, or an empty one, and
         what to warn of. Collective.
         """
+        if environment.joined():  # it has its iteration from the launcher, and its weights from the servers
+            return {}, []
         manifest, warnings = going_on.resume(self.config, self.store, self.net, self.folder, self.mirror, self.frozen,
                                              self.schedule.batches_per_epoch)
         if manifest is None:

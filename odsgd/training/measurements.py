@@ -65,7 +65,7 @@ class Measurements:
         """Numbers of an interval that ends here, as interval and epoch records have them."""
         done = self._store.iteration
         iterations, seconds = done - interval.iteration, self.clock.read() - interval.clock_s
-        present = self._store.num_workers - len(environment.lost_workers())
+        present = self._store.num_workers - len(environment.absent_workers())
         lr, lr_local = self._schedule.rates(done - 1)
         follows = lr if self._config.steps_locally else None
         learned = {"train_loss": interval.sums.mean_loss, "train_accuracy": interval.sums.accuracy}

@@ -46,7 +46,7 @@ class StalenessReader:
                 "staleness_mean": counted.mean, "staleness_max": counted.max,
                 "pushes": counted.pushes, "updates_per_bucket": counted.updates_per_bucket,
                 "updates_per_s": reading.speed_since(self._first), "lr_mean": counted.lr_mean,
-                "histogram": counted.histogram, "lost_workers": sorted(environment.lost_workers()),
+                "histogram": counted.histogram, "lost_workers": sorted(environment.absent_workers()),
                 "workers": {rank: {"staleness_mean": mean(taus), "staleness_max": max(taus),
                                    "pushes": sum(taus.values()), "histogram": taus}
                             for rank, taus in counted.by_worker.items()}}

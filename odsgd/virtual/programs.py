@@ -197,4 +197,4 @@ def recorded(method: Type[Method], options: Options, num_workers: int, bucket: B
     return method.worker(options=options, num_workers=num_workers, bucket=bucket, weights_holder=holder,
                          last_exchange=Pending(w), wd=0.0, lr_given=LR,
                          local_optimizer=_Stepped(holder) if local else None,
-                         update=_Stepped(holder) if ring else None, w_local=w)
+                         update=_Stepped(holder) if ring else None, begun=0, w_local=w)

@@ -29,7 +29,7 @@ class Stepping(Optimizer):
         self._check_trained()
         self._store.begin()
         loss = None
-        if not self._overflowed():  # else it takes part in the iteration without a step
+        if not self._overflowed() and not self._store.session.first_of_joiner:  # else it takes part without a step
             loss = self._inner.step() if closure is None else self._inner.step(closure)
         self._store.stepped()
         return loss

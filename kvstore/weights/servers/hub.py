@@ -73,7 +73,10 @@ class Hub:
 
     def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
         with self._lock:  # nothing arrives before its way back is known
-            if rank in self._couriers or rank >= self._num_workers:
+            if rank in self._couriers and rank in environment.lost_workers():  # another one has joined in its place
+                for waiting in self._waiting_fetches.values():
+                    waiting.pop(rank, None)
+            elif rank in self._couriers or rank >= self._num_workers:
                 ending.die(f"a worker has called as worker {rank}, which is here already or not one of the job's "
                            f"{self._num_workers}; ODSGD_WORKER_RANK must be another number for each", EXIT_FAILURE)
             arrived = functools.partial(self._arrived, rank)
@@ -89,9 +92,9 @@ class Hub:
                         self._answer_fetches(key)
 
     def _answer_sums(self) -> None:
-        for number, total in self._sums.take():
-            for one in self._couriers.values():
-                one.send(SUM, numbered(number), total)
+        for number, ranks, total in self._sums.take():
+            for rank in ranks:
+                self._couriers[rank].send(SUM, numbered(number), total)
 
     def _room(self, rank: int, key: int, nbytes: int, sender_code: float) -> np.ndarray:
         if key < 0 and self._command is not None:

@@ -105,7 +105,7 @@ class Server:
             self._leave(sender)
         elif name == "open_direct":
             self._open_direct(**payload)
-        elif name in ("export", "statistics", "address", "software"):
+        elif name in ("export", "statistics", "address", "software", "opened"):
             return self._answer(sender, name, **payload)
         elif name == "taken":
             self._outgoing.pop((sender, payload["answer"]), None)

@@ -132,6 +132,7 @@ class Shard:
     def __init__(self, server_rank: int, num_workers: int, trusted: bool) -> None:
         self.server_rank, self.num_workers, self._trusted = server_rank, num_workers, trusted
         self._entries: Dict[int, Entry] = {}
+        self._opened: List[Dict[str, Any]] = []  # what stores have begun with
         self._incoming = io.BytesIO()  # a saved state on its way in
         self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
         self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import}
@@ -180,6 +181,7 @@ class Shard:
     def _open(self, method: str, options: Dict[str, Any], optimizer: Dict[str, Any],
               buckets: Dict[str, Dict[str, Any]]) -> None:
         """A store begins: one optimizer for all its buckets that live here."""
+        self._opened.append({"method": method, "options": options, "optimizer": optimizer, "buckets": buckets})
         mine = self._mine(buckets)
         taken = sorted(set(mine) & set(self._entries))
         if taken:
@@ -230,6 +232,10 @@ class Shard:
     def statistics(self) -> bytes:
         """What every bucket's rule has counted, as JSON."""
         return json.dumps({key: entry.rule.statistics() for key, entry in self._entries.items()}).encode()
+
+    def opened(self) -> bytes:
+        """What each store has begun with, as JSON, for a worker that joins."""
+        return json.dumps(self._opened).encode()
 
     def _import(self, piece: str, last: bool, server_rank: int) -> None:
         """The next piece of a saved state; the last one puts it in place."""

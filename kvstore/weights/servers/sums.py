@@ -6,7 +6,7 @@ worker asks again. Either is complete when every worker has pushed that the laun
 (`environment.lost_workers`). Each key counts its rounds. Workers use two keys in turn, since one sum may still be read
 while the next one begins.
 """
-from typing import Dict, Iterator, Set, Tuple
+from typing import Dict, Iterator, List, Set, Tuple
 
 import numpy as np
 
@@ -62,14 +62,15 @@ class OrderedSums:
                 raise ProtocolError(f"workers {other} and {worker_rank} add up {first.size} and {part.size} numbers; "
                                     "all workers make the same collective calls, in the same order")
 
-    def take(self) -> Iterator[Tuple[int, np.ndarray]]:
-        """The sums that are complete by now: every worker is in them that the launcher has not given up."""
+    def take(self) -> Iterator[Tuple[int, List[int], np.ndarray]]:
+        """The sums that are complete by now, each with its ranks: all that the launcher has not given up."""
         while self._next in self._parts:
             parts = self._parts[self._next]
             missing = self._all_workers - set(parts)
             if missing and missing - environment.lost_workers():
                 return
             del self._parts[self._next]
-            total = sum((parts[rank] for rank in sorted(parts)[1:]), parts[min(parts)])
-            yield self._next, total.view(np.uint8)
+            first, *others = ranks = sorted(parts)
+            total = sum((parts[rank] for rank in others), parts[first])
+            yield self._next, ranks, total.view(np.uint8)
             self._next += 1

@@ -58,7 +58,8 @@ class Agent:
             messages.Stop: lambda stop: self._stop(stop.grace_s),
             messages.EndHung: self._end_hung,
             messages.MpiAnswer: self._answer_mpi,
-            messages.WorkersLost: self._note_losses,
+            messages.WorkersLost: lambda lost: self._note_of_workers([f"{rank}" for rank in lost.ranks]),
+            messages.WorkerJoined: lambda joined: self._note_of_workers([f"+{joined.rank}"]),
             messages.AllMet: self._all_have_met,
             messages.OpenRemoteSockets: self._tell_tunnel}
 
@@ -257,9 +258,9 @@ class Agent:
         for child in self._named(answer.process):
             child.answer_mpi(answer.line)
 
-    def _note_losses(self, lost: messages.WorkersLost) -> None:
+    def _note_of_workers(self, lines: List[str]) -> None:
         if self.lost_file:
-            _append_lines(self.lost_file, lost.ranks)
+            _append_lines(self.lost_file, lines)
 
     def _all_have_met(self, message: messages.AllMet) -> None:
         """Remove the files of sockets, so that no one else can connect."""
@@ -345,9 +346,9 @@ def _new_lost_file() -> str:
     return path
 
 
-def _append_lines(path: str, numbers: List[int]) -> None:
-    """Append in one write, so that nobody reads half a number. A clean-up of old files may have taken the file away."""
+def _append_lines(path: str, lines: List[str]) -> None:
+    """Append in one write, so that nobody reads half a line. A clean-up of old files may have taken the file away."""
     def safely(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW, 0o600)
     with open(path, "a", opener=safely) as file:
-        file.write("".join(f"{number}\n" for number in numbers))
+        file.write("".join(f"{line}\n" for line in lines))

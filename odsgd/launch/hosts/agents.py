@@ -9,6 +9,7 @@ import time
 from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
 
 from odsgd.launch import messages
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import kubernetes, slurm, ssh
 from odsgd.launch.hosts.listener import AgentListener
 from odsgd.launch.hosts.mpi import open_mpirun
@@ -65,8 +66,15 @@ class Agents:
                 self._watch_starter(self._listener.starter, self._listener.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
         for host in hosts:
-            open_at = ssh.open_local if host.here else ssh.open_ssh
-            self.add(open_at(self.job, self.plan, host))
+            self._open(self.plan, host)
+
+    def start(self, process: Process) -> None:
+        """Start an agent of its own for a process that comes later."""
+        self._open(self.plan._replace(processes=[process]), process.host)
+
+    def _open(self, plan: Plan, host: Host) -> None:
+        open_at = ssh.open_local if host.here else ssh.open_ssh
+        self.add(open_at(self.job, plan, host))
 
     def add(self, agent: AgentConnection) -> None:
         """Listen to an agent."""

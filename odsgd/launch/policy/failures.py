@@ -30,6 +30,7 @@ class Member:
     joined: bool = False
     hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
+    joins: bool = False  # it came later, in the place of a lost one; the end of the job does not wait for it
     tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
 
     def reached(self, phase: str) -> None:
@@ -43,6 +44,11 @@ class Member:
     def rank(self) -> int:
         """The rank in its name; the scheduler has none, and is 0."""
         return int(self.name.partition(" ")[2] or 0)
+
+    @property
+    def absent(self) -> bool:
+        """Whether its place is empty."""
+        return self.lost and not self.joins
 
     @property
     def done_or_ended(self) -> bool:

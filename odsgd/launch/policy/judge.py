@@ -87,6 +87,7 @@ class Judge:
         self.failures: List[Failure] = []
         self.history = CheckpointHistory(now)
         self.newly_lost: List[LostWorkers] = []
+        self.newly_joined: List[int] = []
         self.newly_hung: List[str] = []
         self.failed_at: Optional[float] = None
         self.signal: Optional[int] = None
@@ -96,6 +97,13 @@ class Judge:
         self.is_up = False
 
     # Events
+
+    def joins(self, worker: Member, now: float) -> None:
+        """A worker starts in an empty place. The job neither ends with it nor waits for it."""
+        worker.lost = worker.joins = True
+        self.members[worker.name] = worker
+        self.workers = [*(one for one in self.workers if one.name != worker.name), worker]
+        self.liveness.joins(worker.name, worker.host, now)
 
     def started(self, name: str, pid: int) -> None:
         """The process exists."""
@@ -114,6 +122,8 @@ class Judge:
             member.reached(event)
             if self.joining_since is None:
                 self.joining_since = now
+            if event == "joined" and member.joins:
+                self.newly_joined.append(member.rank)
             if event == "done":
                 self.liveness.leaving(name, report.get("at"))
         elif event in ("saved", "resumed"):
@@ -191,8 +201,8 @@ class Judge:
 
     @property
     def all_joined(self) -> bool:
-        """Whether every process has joined."""
-        return self.is_up and all(worker.joined for worker in self.workers)
+        """Whether every process that the job began with has joined."""
+        return self.is_up and all(worker.joined or worker.lost for worker in self.workers)
 
     def blocking_startup(self) -> List[str]:
         """The processes that kept the job from starting.
@@ -226,6 +236,11 @@ class Judge:
         """The workers lost since the last call; the job goes on without them."""
         lost, self.newly_lost = self.newly_lost, []
         return lost
+
+    def take_joined(self) -> List[int]:
+        """The ranks of workers that have joined the running job since the last call."""
+        joined, self.newly_joined = self.newly_joined, []
+        return joined
 
     def take_hung(self) -> List[str]:
         """The processes that hang and are to be ended, since the last call."""
@@ -304,8 +319,8 @@ class Judge:
         """Go on without the workers that have failed."""
         for failure in self.failures:
             for member in failure.members:
-                member.lost = True
-            going = sum(not worker.lost for worker in self.workers)
+                member.lost, member.joins = True, False
+            going = sum(not worker.absent for worker in self.workers)
             how = ("every other worker has finished" if self._workers_ended() else
                    f"the job goes on with {going} of {len(self.workers)} workers")
             text = failure.text
@@ -361,7 +376,7 @@ class Judge:
         return all(worker.code == 0 for worker in self.workers if not worker.lost)
 
     def _lost_ranks(self) -> List[int]:
-        return sorted(worker.rank for worker in self.workers if worker.lost)
+        return sorted(worker.rank for worker in self.workers if worker.absent)
 
     def _has_come_up(self) -> bool:  # rule 5
         if self.non_workers:

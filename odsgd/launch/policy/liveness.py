@@ -104,6 +104,10 @@ class LivenessMonitor:
             if name in self._processes:
                 self._processes[name].agent_at = now
 
+    def joins(self, name: str, host: str, now: float) -> None:
+        """A worker starts while the job runs, by an agent of its own."""
+        self._processes[name] = _ProcessState(name, host, f"{host}, {name}", moved_at=now)
+
     def set_host(self, name: str, host: str) -> None:
         """The host of a process is now known."""
         if name in self._processes:

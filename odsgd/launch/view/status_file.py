@@ -41,11 +41,23 @@ class StatusFile:
                 file.write(json.dumps({**facts, "start_time": self._born}))
             os.replace(draft, self._path)
 
+    def take_request(self) -> bool:
+        """Whether somebody has asked since the last call that a worker join the job (`ask`)."""
+        with contextlib.suppress(OSError):
+            self._path.with_suffix(".join").unlink()
+            return self._ours
+        return False
+
     def close(self) -> None:
         """Remove the file."""
-        for path in (self._path, self._path.with_suffix(".new")):
+        for path in (self._path, self._path.with_suffix(".new"), self._path.with_suffix(".join")):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def ask(job: int) -> None:
+    """Ask the launcher of a job that another worker join it."""
+    (folder() / f"{job}.join").touch(mode=0o600)
 
 
 def read(job: int) -> Optional[Facts]:

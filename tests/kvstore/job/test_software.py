@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvstore._version import VERSION
-from kvstore.errors import ProtocolError
+from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import software
 from kvstore.transports.in_process import InProcess, Stage
 from tests.jobs import launch
@@ -65,3 +65,12 @@ def test_the_processes_of_a_real_job_are_compared(tmp_path: Path) -> None:
     rows = [line for line in done.stderr.splitlines() if line.startswith(f"worker 0 |   {VERSION}")]
     processes = [row.split("  ")[-1].strip() for row in rows]
     assert processes == ["launcher", "worker 0, server 0", "worker 1"], done.stderr
+
+
+def test_a_worker_of_another_version_does_not_join_a_running_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    software.check_launcher()
+    monkeypatch.setenv("ODSGD_VERSIONS", f"{VERSION} - 1.26.4 3.11.7")
+    software.check_launcher()
+    monkeypatch.setenv("ODSGD_VERSIONS", "0.3.0 - 1.26.4 3.11.7")
+    with pytest.raises(ConfigError, match=f"this worker runs odsgd {VERSION} and the job that it would join 0\\.3\\.0"):
+        software.check_launcher()

@@ -99,6 +99,11 @@ def test_only_a_quorum_of_all_is_waited_for_and_the_lost_are_not(
     monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
     sends(rule, 1, 1, w)
     assert rule.log[2:] == [[[1], []]]  # nobody else is left: at once
+    (tmp_path / "lost").write_text("0\n2\n+2\n")  # another one has joined in the place of worker 2
+    sends(rule, 1, 1, w)
+    assert len(rule.log) == 3
+    sends(rule, 2, 1, w)
+    assert rule.log[3:] == [[[1, 2], []]]
     whole = syncer(2, quorum=2)
     monkeypatch.delenv("ODSGD_LOST")
     sends(whole, 0, 1, w)

@@ -141,6 +141,29 @@ def test_only_an_asynchronous_training_goes_on_without_a_worker() -> None:
 TRAIN = (sys.executable, "-m", "odsgd", "train", "--kvstore")
 
 
+@pytest.mark.parametrize("more, why", [
+    (["--wire", "sockets", *TRAIN, "decoupled"], "launch it with --on-worker-loss continue"),
+    (["--wire", "ps-lite", "--on-worker-loss", "continue", *TRAIN, "decoupled"], "launch it with --wire sockets"),
+    (["--wire", "sockets", "--on-worker-loss", "continue", *TRAIN, "asgd"], "kvstore `asgd` with its options needs"),
+    (["--wire", "sockets", "--on-worker-loss", "continue", *TRAIN, "decoupled", "--replay", "a"], "the same workers"),
+    (["--wire", "sockets", "--on-worker-loss", "continue", "--launcher", "mpi", *TRAIN, "decoupled"], "is mpi, which")])
+def test_a_job_that_nobody_can_join_has_no_spare_places(more: List[str], why: str) -> None:
+    assert why in command.parse(["-n", "3", *more]).closed
+    with pytest.raises(ConfigError, match="--spare 1: nobody could join this job: ") as error:
+        command.parse(["-n", "3", "--spare", "1", *more])
+    assert why in str(error.value)
+
+
+def test_a_job_of_decoupled_on_sockets_that_may_lose_workers_may_be_joined() -> None:
+    options = ["-n", "3", "--wire", "sockets", "--on-worker-loss", "continue"]
+    for store in ("decoupled", "async_diloco"):
+        assert command.parse([*options, "--spare", "2", *TRAIN, store]).closed == ""
+    assert command.parse([*options, "--store", "decoupled:H=5", sys.executable, "own.py"]).closed == ""
+    assert "needs the same" in command.parse([*options, "--store", "asgd", sys.executable, "own.py"]).closed
+    with pytest.raises(ConfigError, match="--spare 3 of -n 3 workers leaves none to begin with"):
+        command.parse([*options, "--spare", "3", *TRAIN, "decoupled"])
+
+
 @pytest.mark.parametrize("store, servers", [("odsgd", 2), ("dist_async", 2), ("local", 0)])
 def test_the_store_of_a_training_says_whether_there_are_servers(store: str, servers: int) -> None:
     assert command.parse(["-n", "2", *TRAIN, store]).num_servers == servers

@@ -12,6 +12,9 @@ from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.ssh import AgentConnection, orders
 from odsgd.launch.messages import Channel, RemoteSocket
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, place, scrubbed
+from odsgd.launch.policy.failures import Member
+from odsgd.launch.policy.judge import Judge
+from odsgd.launch.policy.places import first_empty, why_closed
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -200,3 +203,26 @@ def test_a_file_that_is_absent_or_empty_is_told(tmp_path: Path) -> None:
         read_hostfile(str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="names no host"):
         read_hostfile(hostfile(tmp_path, "# nobody\n"))
+
+
+def test_spare_workers_are_planned_and_not_started_and_the_first_empty_place_is_taken() -> None:
+    plan = make_plan(job(4, 1, A, B, spare=2, on_worker_loss="continue"), ROOT)
+    assert [worker.name for worker in plan.workers] == ["worker 0", "worker 1"]
+    assert [(worker.name, worker.host) for worker in plan.spare] == [("worker 2", A), ("worker 3", B)]
+    assert {worker.env["DMLC_NUM_WORKER"] for worker in (*plan.workers, *plan.spare)} == {"4"}
+    members = [Member(process.name, process.role, "host") for process in plan.processes]
+    judge = Judge(job(4, 1, on_worker_loss="continue"), members, 0.0)
+    assert "still starting" in why_closed("", plan, judge)
+    for member in members:
+        judge.reported(member.name, {"event": "joined"}, 0.0)
+    judge.tick(0.0)
+    taken = []
+    while not why_closed("", plan, judge):
+        process = first_empty(plan, judge)
+        assert process is not None
+        taken.append(process.name)
+        judge.joins(Member(process.name, process.role, "host"), 1.0)
+    assert taken == ["worker 2", "worker 3"] and "--spare" in why_closed("", plan, judge)
+    judge.members["worker 1"].lost = True
+    assert why_closed("", plan, judge) == "" and why_closed("never", plan, judge) == "never"
+    assert first_empty(plan, judge) == plan.workers[1]

@@ -159,7 +159,7 @@ def test_staleness_is_a_result_of_the_run(tmp_path: Path, capsys: pytest.Capture
 def test_workers_that_the_job_lost_are_named_in_the_result_and_in_what_cannot_be_resumed(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(tmp_path, **ASYNC, kvstore="asgd", iterations=4)
-    monkeypatch.setattr("kvstore.job.environment.lost_workers", lambda: {3})
+    monkeypatch.setattr("kvstore.job.environment.absent_workers", lambda: {3})
     train_in_order(config, 0, 4)
     assert staleness(tmp_path)["lost_workers"] == [3]
     assert "; without workers [3] at the end" in capsys.readouterr().out

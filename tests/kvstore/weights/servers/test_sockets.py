@@ -27,8 +27,8 @@ def test_a_sum_is_added_in_the_order_of_ranks_whoever_comes_first() -> None:
     for rank, number in ((2, 1.0), (0, 1e8), (1, -1e8)):
         assert not list(sums.take())
         sums.add(rank, 1, part(number))
-    [(number, total)] = sums.take()
-    assert number == 1 and total.view(np.float32) == in_order and not sums.waits
+    [(number, ranks, total)] = sums.take()
+    assert (number, ranks) == (1, [0, 1, 2]) and total.view(np.float32) == in_order and not sums.waits
 
 
 def test_sums_may_overtake_each_other_and_are_answered_in_their_order() -> None:
@@ -37,7 +37,7 @@ def test_sums_may_overtake_each_other_and_are_answered_in_their_order() -> None:
     sums.add(0, 2, part(10))
     sums.add(1, 1, part(2))
     sums.add(1, 2, part(20))
-    assert [total.view(np.float32)[0] for _, total in sums.take()] == [3, 30]
+    assert [total.view(np.float32)[0] for _, _, total in sums.take()] == [3, 30]
 
 
 def test_a_sum_goes_on_without_a_worker_that_was_given_up_and_does_not_hear_it_later(
@@ -47,7 +47,7 @@ def test_a_sum_goes_on_without_a_worker_that_was_given_up_and_does_not_hear_it_l
     sums.add(0, 1, part(5))
     assert not list(sums.take())
     lost.write_text("1\n")
-    assert [total.view(np.float32)[0] for _, total in sums.take()] == [5]
+    assert [(ranks, total.view(np.float32)[0]) for _, ranks, total in sums.take()] == [([0], 5)]
     sums.add(1, 1, part(7))
     assert not sums.waits
 

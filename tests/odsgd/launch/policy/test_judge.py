@@ -410,6 +410,34 @@ def test_a_worker_may_be_lost_when_all_others_have_finished() -> None:
     assert verdict_at(judge, 11.0 + FAREWELL_S).message.endswith("finished without workers [1]")
 
 
+def test_a_worker_that_joins_later_may_die_and_the_job_does_not_wait_for_it() -> None:
+    judge = going_on()
+    judge.exited("worker 2", 3, 10.0)
+    assert "goes on with 2 of 3" in lost_at(judge, 11.0)[0].message
+    judge.joins(Member("worker 2", "worker", "hostB"), 12.0)
+    judge.reported("worker 2", {"event": "joined"}, 13.0)
+    assert (judge.take_joined(), judge.take_joined()) == ([2], [])
+    judge.exited("worker 1", 3, 14.0)
+    assert "goes on with 2 of 3" in lost_at(judge, 15.0)[0].message
+    judge.joins(Member("worker 1", "worker", "hostB"), 16.0)
+    judge.exited("worker 1", -signal.SIGKILL, 16.1)  # before it had joined
+    assert "goes on with 2 of 3" in lost_at(judge, 17.0)[0].message
+    judge.exited("worker 0", 0, 18.0)
+    judge.exited("server 0", 0, 18.1)
+    assert verdict_at(judge, 18.1) == Verdict(0, "the job has finished without workers [1]", workers_succeeded=True)
+
+
+def test_the_job_ends_when_none_is_left_that_began_with_it() -> None:
+    judge = going_on()
+    judge.exited("worker 1", 3, 10.0)
+    judge.exited("worker 2", 3, 10.0)
+    assert lost_at(judge, 11.0)
+    judge.joins(Member("worker 2", "worker", "hostB"), 12.0)
+    judge.reported("worker 2", {"event": "joined"}, 13.0)
+    judge.exited("worker 0", 3, 14.0)
+    assert "no worker is left" in verdict_at(judge, 15.0).message
+
+
 def test_worker_0_may_be_lost_and_the_last_worker_may_not() -> None:
     judge = going_on()
     judge.exited("worker 0", -signal.SIGKILL, 10.0)

@@ -10,7 +10,7 @@ from typing import Any, Dict
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.launch.view import status_file, watch
+from odsgd.launch.view import join, status_file, watch
 from odsgd.launch.view.overview import Overview, line
 
 HOSTS = {"scheduler": "here", "server 0": "here", "worker 0": "here", "worker 1": "there"}
@@ -140,6 +140,17 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
     mine = (status_file.folder() / f"{os.getpid()}.json").read_text()
     (status_file.folder() / "1.json").write_text(mine)  # killed, and its number is another process's now
     assert status_file.running() == [os.getpid()]
+    with pytest.raises(ConfigError, match=r"nobody can join job .*: its launcher is of another version of odsgd"):
+        join.main([str(os.getpid())])
+    note.write({"closed": "no place is empty", "joiners": []})
+    with pytest.raises(ConfigError, match=r"nobody can join job .*: no place is empty"):
+        join.main([])
+    assert not note.take_request()
+    note.write({"closed": "", "joiners": []})
+    monkeypatch.setattr(join, "ANSWERED_WITHIN_S", 0.2)
+    with pytest.raises(ConfigError, match=r"its launcher has not answered for 0\.2 s; is it stopped"):
+        join.main([])
+    assert (note.take_request(), note.take_request()) == (True, False)
     note.close()
     assert status_file.running() == []
 

@@ -1,0 +1,43 @@
+"""A worker that walks towards 3 until a file is there: `joining.py METHOD FILE`, where FILE may say another H than 4.
+
+Who begins with the job starts at 1, who joins it at 100; it prints where its first step has led.
+"""
+import sys
+import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(sys.path[0]).parent)  # beside this script lie the tests of kvstore, under that name
+    import tests.lean  # noqa: F401
+
+import odsgd  # noqa: F401  comes first, as in every script
+
+# isort: split
+import kvstore
+from kvstore.engine._mxnet import mx
+from kvstore.job.environment import joined
+
+
+def main(method: str, file: Path) -> None:
+    H = int(file.with_suffix(".H").read_text())
+    store = kvstore.create(method, H=H, momentum_outer=0.0, lr_outer=0.7, timeout_s=60)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+    w = mx.nd.ones((2, 3)) * (100 if joined() else 1)
+    store.broadcast("w", w, w)
+    deadline = time.monotonic() + 200
+    for step in range(10 ** 6):
+        store.pushpull("w", w - 3, out=w)
+        if step == 0 and joined():
+            print(f"began at {w.asnumpy().mean():.1f} after {store.iteration - 1} iterations", flush=True)
+        if step == 100:
+            print("trains on" if joined() else "trains", flush=True)
+        if file.exists():
+            break
+        assert time.monotonic() < deadline, "never told to end"
+        time.sleep(0.005)
+    with store.global_weights():
+        print(f"ended at {w.asnumpy().mean():.1f}, leads {store.leads}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
