@@ -238,7 +238,7 @@ def test_results_of_several_machines_are_put_together_as_lines(tmp_path: Path, t
             results.add(made(trial, [trial.seed / 2]), tmp_path / machine / trial.file)
         texts.append((tmp_path / machine / trials[0].file).read_text(encoding="utf-8"))
         assert texts[-1].splitlines() == sorted(texts[-1].splitlines())
-    (tmp_path / "data" / "tiny").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
     (tmp_path / trials[0].file).write_text("".join(texts), encoding="utf-8")
     runs = pages.load(tiny, tmp_path)
     assert {cell: [*seeds] for cell, seeds in runs["figure-1", "small"].items()} == {"asgd": [0, 1], "ssgd": [0, 1]}
@@ -261,7 +261,7 @@ def test_a_line_that_was_not_written_so_is_named(tmp_path: Path, tiny: Paper, ch
     path.write_text(f"{change(damaged)}\n{whole}\n", encoding="utf-8")
     before = path.read_bytes()
     for deed in (lambda: pages.load(tiny, tmp_path), lambda: results.add(made(first, [0.5]), path)):
-        with pytest.raises(ConfigError, match=f"-small.jsonl`, line 1: {complaint}"):
+        with pytest.raises(ConfigError, match=f"tiny.jsonl`, line 1: {complaint}"):
             deed()
     assert path.read_bytes() == before
 
@@ -270,7 +270,7 @@ def test_a_result_that_stands_in_two_lines_with_other_content_is_named(tmp_path:
     path = tmp_path / "a.jsonl"
     lines = [results.line_of(dataclasses.replace(made(trial, [0.5]), seconds=seconds)) for seconds in (1, 1, 2)]
     path.write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(ConfigError, match="line 3: `asgd`, seed 0, stands in another line with other content"):
+    with pytest.raises(ConfigError, match="line 3: figure-1 small asgd 0 stands in another line with other content"):
         results.read(path)
 
 
@@ -293,12 +293,13 @@ def test_a_result_of_other_options_does_not_count_and_is_run_again(tmp_path: Pat
     assert pages.load(paper, tmp_path)["figure-1", "small"]["asgd"][0].column("test_accuracy") == [0.6]
 
 
-@pytest.mark.parametrize("file, cell", [("figure-1-small", "bsgd"), ("figure-1-paper", "asgd")])
-def test_a_line_that_no_cell_is_declared_for_is_named(tmp_path: Path, tiny: Paper, trial: Trial, file: str,
-                                                      cell: str) -> None:
-    result = made(trial, [0.5])
-    results.add(dataclasses.replace(result, trial={**result.trial, "cell": cell}), tmp_path / f"data/tiny/{file}.jsonl")
-    with pytest.raises(ConfigError, match=rf"{file}.jsonl` \({cell}, seed 0\): no such cell is declared for this file"):
+@pytest.mark.parametrize("change", [{"cell": "bsgd"}, {"scale": "paper"}, {"paper": "small"}])
+def test_a_line_that_no_cell_is_declared_for_is_named(tmp_path: Path, tiny: Paper, trial: Trial,
+                                                      change: Dict[str, str]) -> None:
+    names = {**made(trial, [0.5]).trial, **change}
+    results.add(dataclasses.replace(made(trial, [0.5]), trial=names), tmp_path / trial.file)
+    declared_as = "{item} {scale} {cell} 0".format(**names)
+    with pytest.raises(ConfigError, match=rf"tiny\.jsonl`: no cell is declared as {declared_as}; remove the line"):
         pages.load(tiny, tmp_path)
 
 
@@ -715,8 +716,9 @@ def test_what_is_in_no_repository_makes_no_results(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="these files are in no repository")
 def test_trees_of_results_are_those_of_their_commits() -> None:
-    sources = {(result.versions["commit"], result.versions["tree"]) for path in (ROOT / "docs/results/data").glob("*/*")
-               if path.suffix == ".jsonl" for result in results.read(path).values() if "tree" in result.versions}
+    files = (ROOT / "docs/results/data").glob("*.jsonl")
+    sources = {(result.versions["commit"], result.versions["tree"]) for path in files
+               for result in results.read(path).values() if "tree" in result.versions}
     shallow = git(ROOT, "rev-parse", "--is-shallow-repository").strip() == "true"
     for commit, tree in sources if not shallow else ():
         trees = [hashlib.sha256(git(ROOT, "ls-tree", "--full-tree", one, *run.DEPENDS_ON).encode()).hexdigest()[:16]
@@ -958,7 +960,7 @@ def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,
 def test_a_figure_that_shows_the_runs_of_another_runs_those() -> None:
     chosen = cli.chosen(named(["od-sgd/figure-19"]), "small", "wp[0-5]", 1)
     assert [trial.cell.name for trial in chosen] == [f"wp{n}" for n in range(6)]
-    assert {trial.file for trial in chosen} == {"data/od-sgd/table-6-small.jsonl"}
+    assert {trial.file for trial in chosen} == {"data/od-sgd.jsonl"}
 
 
 def test_a_whole_paper_is_all_that_has_cells() -> None:

@@ -50,7 +50,7 @@ from odsgd.config import methods
 from odsgd.config.files import read_yaml_file
 from scripts.reproduction import results
 from scripts.reproduction.measures import MEASURES, TIMES
-from scripts.reproduction.results import Result
+from scripts.reproduction.results import Key, Result
 
 FOLDER = Path(__file__).resolve().parent / "papers"
 
@@ -313,8 +313,13 @@ class Trial:
 
     @property
     def file(self) -> str:
-        """Of the results of its item at its scale, below the folder of all results."""
-        return f"data/{self.item.full_name}-{self.scale.name}.jsonl"
+        """Of the results of its paper, below the folder of all results."""
+        return f"data/{self.item.paper}.jsonl"
+
+    @property
+    def key(self) -> Key:
+        """Of its result in that file."""
+        return self.item.name, self.scale.name, self.cell.name, self.seed
 
     @property
     def asked(self) -> Dict[str, Any]:
@@ -340,9 +345,9 @@ class Trial:
         """What it came to, in the folder of all results; None if it has not run as it is declared now."""
         return self.among(results.read(folder / self.file))
 
-    def among(self, found: Mapping[Tuple[str, int], Result]) -> Optional[Result]:
+    def among(self, found: Mapping[Key, Result]) -> Optional[Result]:
         """The same of what stands in its file."""
-        result = found.get((self.cell.name, self.seed))
+        result = found.get(self.key)
         return result if result and not self.otherwise(result) else None
 
     def otherwise(self, result: Result) -> str:

@@ -1,5 +1,4 @@
-"""Training runs that are over: all that the pages are made from, a line of JSON each, those of an item at a scale in a
-file.
+"""Training runs that are over: all that the pages are made from, a line of JSON each, those of a paper in a file.
 
     cell, seed   with the item and scale what was run
     schema       of this form
@@ -45,6 +44,9 @@ ROWS = 60
 
 NAMES = ("cell", "seed", "paper", "item", "scale")
 
+Key = Tuple[str, str, str, int]
+"""Item, scale, cell and seed."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -62,8 +64,8 @@ class Result:
     staleness: Optional[Dict[str, Any]]
 
     @property
-    def key(self) -> Tuple[str, int]:
-        return self.trial["cell"], self.trial["seed"]
+    def key(self) -> Key:
+        return self.trial["item"], self.trial["scale"], self.trial["cell"], self.trial["seed"]
 
     def column(self, name: str) -> List[float]:
         """One number of every epoch that was kept; NaN where it was not finite."""
@@ -130,17 +132,17 @@ def _checksum(content: Dict[str, Any]) -> str:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def read(path: Path) -> Dict[Tuple[str, int], Result]:
-    """What `add` has written there, by cell and seed; ConfigError for a line that it has not written so."""
-    found: Dict[Tuple[str, int], Result] = {}
+def read(path: Path) -> Dict[Key, Result]:
+    """What `add` has written there; ConfigError for a line that it has not written so."""
+    found: Dict[Key, Result] = {}
     lines = read_text(path, "results of runs", MOST_NBYTES).split("\n") if path.exists() else []
     for number, line in enumerate(lines, start=1):
         if line:
             where = f"`{shown(path)}`, line {number}"
             result = _parsed(line, where)
             if found.setdefault(result.key, result) != result:
-                raise ConfigError(f"{where}: `{shown(result.key[0])}`, seed {shown(result.key[1])}, stands in another "
-                                  "line with other content; remove one")
+                raise ConfigError(f"{where}: {shown(' '.join(map(str, result.key)))} stands in another line with other "
+                                  "content; remove one")
     return found
 
 
