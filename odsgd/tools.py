@@ -55,10 +55,10 @@ def pyplot(purpose: str) -> Any:
     return pyplot
 
 
-def piped(lines: Sequence[Sequence[str]]) -> str:
-    """Cells as a table of Markdown, whose numbers stand to the right."""
+def piped(lines: Sequence[Sequence[str]], right: str = ":") -> str:
+    """Cells as a table of Markdown, whose numbers stand to the right; with `right` empty it is one of words."""
     head, *body = ["| " + " | ".join(cells) + " |" for cells in lines]
-    return "\n".join([head, "|---|" + "---:|" * (len(lines[0]) - 1), *body])
+    return "\n".join([head, "|---|" + f"---{right}|" * (len(lines[0]) - 1), *body])
 
 
 def cpu() -> str:

@@ -59,6 +59,11 @@ class Ruling(NamedTuple):
         found = [one for one in self.findings if one.verdict == self.verdict and one.estimate.seeds]
         return min(found, key=lambda one: (one.estimate.seeds == 1, _inside(one)), default=None)
 
+    @property
+    def missing(self) -> str:
+        """Why there is no number of it."""
+        return self.lacks or self.why.partition(";")[0] or "not run"
+
 
 def _inside(one: Tested) -> float:
     """How far the mean is from the nearer bound; below 0 if it is beyond."""

@@ -10,8 +10,8 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from odsgd.tools import piped
-from scripts.reproduction import pictures, words
-from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, ruling
+from scripts.reproduction import words
+from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested, ruling
 from scripts.reproduction.declarations import ABOUT, BEYOND, Claim, Item, Paper
 from scripts.reproduction.measures import CONFIDENCE
 
@@ -89,28 +89,25 @@ def _lead(every: Sequence[Ruled], loaded: Mapping[str, Runs]) -> List[str]:
 
 def _known(one: Ruled, loaded: Mapping[str, Runs]) -> str:
     """A claim in a few words, with our number so far."""
-    says = one.claim.known if one.found.verdict != FAILS else f"*not* that {one.claim.known}"
-    finding = one.found.decisive
+    finding, verdict = one.found.decisive, one.found.verdict
+    says = {OPEN: "whether ", FAILS: "*not* that "}.get(verdict, "") + one.claim.known
     if finding is None:
-        missing = one.found.why.partition(";")[0] if not one.found.lacks else one.found.lacks
-        return f"{'whether ' if one.found.verdict == OPEN else ''}{says} ({one.link}: {missing})"
+        return f"{says} ({one.link}: {one.found.missing})"
+    certain = ", where it cannot be otherwise" if one.claim.certain and verdict == HOLDS else ""
     size = _share(one, loaded[one.paper.name])
-    certain = ", where it cannot be otherwise" if one.claim.certain and one.found.verdict == HOLDS else ""
-    return (f"{'whether ' if one.found.verdict == OPEN else ''}{says}{certain} ({one.link}: {words.interval(finding)}"
-            + (f" at {size} of the training" if size else "")
-            + (f", the paper {words.number(finding, finding.paper)}" if finding.paper is not None else "") + ")")
+    at = f" at {size} of the training" if size else ""
+    paper = f", the paper {words.number(finding, finding.paper)}" if finding.paper is not None else ""
+    return f"{says}{certain} ({one.link}: {words.interval(finding)}{at}{paper})"
 
 
 def _counts(papers: Sequence[Paper], every: Mapping[str, Sequence[Ruled]]) -> str:
-    lines = [["", *(f"{about} {sign}" for about in ABOUT for sign in words.SIGNS.values())]]
-    totals: Dict[Tuple[str, str], int] = collections.Counter()
-    for paper in papers:
-        counts = collections.Counter((one.claim.about, one.found.verdict) for one in every[paper.name])
-        totals.update(counts)
-        lines.append([f"[{paper.title}](#{_anchor(paper)})",
-                      *(str(counts[about, verdict]) for about in ABOUT for verdict in words.SIGNS)])
-    lines.append(["all", *(str(totals[about, verdict]) for about in ABOUT for verdict in words.SIGNS)])
-    return piped(lines)
+    columns = [(about, verdict) for about in ABOUT for verdict in words.SIGNS]
+    counts = [collections.Counter((one.claim.about, one.found.verdict) for one in every[paper.name])
+              for paper in papers]
+    names = [*(f"[{paper.title}](#{_anchor(paper)})" for paper in papers), "all"]
+    return piped([["", *(f"{about} {words.SIGNS[verdict]}" for about, verdict in columns)],
+                  *([name, *(str(count[column]) for column in columns)]
+                    for name, count in zip(names, [*counts, sum(counts, collections.Counter())]))])
 
 
 def _anchor(paper: Paper) -> str:
@@ -125,7 +122,7 @@ def _paper(paper: Paper, every: Sequence[Ruled], runs: Runs) -> List[str]:
         rows = [_row(one, runs) for one in every if one.claim.about == about]
         if rows:
             head = ["of learning" if about == "learning" else "of times, in the simulator", "the paper", "ours (95 %)"]
-            parts.append(words.left([[*head, *(["size"] if about == "learning" else []), "seeds", ""], *rows]))
+            parts.append(piped([[*head, *(["size"] if about == "learning" else []), "seeds", ""], *rows], right=""))
     return parts + intervals(paper, runs)
 
 
@@ -135,18 +132,13 @@ def intervals(paper: Paper, runs: Runs) -> List[str]:
 
 
 def _row(one: Ruled, runs: Runs) -> List[str]:
-    finding, found = one.found.decisive, one.found
-    several = len(one.claim.tests) > 1
-    cells = [f"{one.link}: {one.claim.says}"]
-    if finding is None:
-        why = found.why.partition(";")[0] if found.why and not found.lacks else found.lacks or "not run"
-        cells += ["", why]
-    else:
-        cells += [words.number(finding, finding.paper), words.interval(finding) + (
-            f", worst of {len(one.claim.tests)}" if several else "")]
+    finding, tests = one.found.decisive, len(one.claim.tests)
+    numbers = ["", one.found.missing] if finding is None else [
+        words.number(finding, finding.paper), words.interval(finding) + (f", worst of {tests}" if tests > 1 else "")]
     size = [_share(one, runs)] if one.claim.about == "learning" else []
-    sign = words.SIGNS[found.verdict] + (" (certain)" if one.claim.certain and found.verdict == HOLDS else "")
-    return [*cells, *size, str(finding.estimate.seeds) if finding else "0", sign]
+    certain = " (certain)" if one.claim.certain and one.found.verdict == HOLDS else ""
+    return [f"{one.link}: {one.claim.says}", *numbers, *size, str(finding.estimate.seeds if finding else 0),
+            words.SIGNS[one.found.verdict] + certain]
 
 
 def _share(one: Ruled, runs: Runs) -> str:
@@ -159,15 +151,14 @@ def _share(one: Ruled, runs: Runs) -> str:
     return words.percent(max(shares)) if shares and not math.isnan(max(shares)) else ""
 
 
-def forest(paper: Paper, runs: Runs) -> List[pictures.Row]:
-    """The claims that have an interval to show."""
+def forest(paper: Paper, runs: Runs) -> List[Tuple[str, Tested]]:
+    """The claims that have an interval to show, each with the comparison that decides it."""
     rows = []
     for one in ruled(paper, runs):
         finding = one.found.decisive
         if finding and math.isfinite(finding.mean) and len(finding.comparison.sides) > 1:
             says = re.sub(r" \(.*?\)|\.$", "", one.claim.says)
-            rows.append(pictures.Row(f"{one.item.title}: {says if len(says) <= SHORT else says[:SHORT - 2] + ' …'}",
-                                     one.found.verdict, finding))
+            rows.append((f"{one.item.title}: {says if len(says) <= SHORT else says[:SHORT - 2] + ' …'}", finding))
     return rows
 
 
@@ -186,9 +177,9 @@ def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
             counts.setdefault((turn, name, trial.scale.name), []).append(trial.seed in seeds)
     return ["## The plan of seeds", "What is to run, in this order, written down before the runs. A claim is told at a "
             "scale with a plan when all runs that are planned for its cells are there, and by these alone.",
-            words.left([["turn", "runs of", "scale", "there", "planned"], *(
+            piped([["turn", "runs of", "scale", "there", "planned"], *(
                 [f"{turn:g}", name, scale, str(sum(there)), str(len(there))]
-                for (turn, name, scale), there in sorted(counts.items()))])]
+                for (turn, name, scale), there in sorted(counts.items()))], right="")]
 
 
 def _items(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
@@ -198,7 +189,7 @@ def _items(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
     states = collections.Counter(row[2] for row in rows)
     said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return ["## Tables and figures", f"Of {len(rows)} tables and figures, or parts of one: {said}.",
-            words.left([["", "shows", "state", "cells that have run"], *rows]),
+            piped([["", "shows", "state", "cells that have run"], *rows], right=""),
             *(line for paper in papers for line in words.drawings(paper, f"{paper.title}: "))]
 
 

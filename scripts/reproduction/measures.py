@@ -29,10 +29,6 @@ def _last(column: str) -> Callable[[Result], float]:
     return lambda result: 100 * result.column(column)[-1]
 
 
-def _unless_diverged(result: Result) -> float:
-    return math.nan if diverged(result) else _last("test_accuracy")(result)
-
-
 def diverged(result: Result) -> bool:
     """Whether its loss was not finite in the end."""
     return math.isnan(result.column("train_loss")[-1])
@@ -43,10 +39,6 @@ def _vibration(result: Result) -> float:
     late = result.column("test_accuracy")[len(result.rows) // 2:]
     steps = [100 * (after - before) for before, after in zip(late, late[1:])]
     return statistics.pstdev(steps) if steps else math.nan
-
-
-def _error(column: str) -> Callable[[Result], float]:
-    return lambda result: 100 - 100 * result.column(column)[-1]
 
 
 def _smoothed(result: Result) -> float:
@@ -105,11 +97,6 @@ def _reached(accuracy: float) -> Callable[[Result], float]:
     return of
 
 
-def _throughput(result: Result) -> float:
-    """Samples of all workers in a virtual second."""
-    return float(result.asked["cluster"].get("workers", 1)) * _speed(None)(result)
-
-
 def _iteration_ms(result: Result) -> float:
     return 1000 * result.column("virtual_seconds")[-1] / result.column("iteration")[-1]
 
@@ -120,31 +107,30 @@ def _exposed_ms(result: Result) -> float:
     return _iteration_ms(result) - 1000 * TIME.convert(computing) if computing else math.nan
 
 
-def _waiting(result: Result) -> float:
-    return 100 * _exposed_ms(result) / _iteration_ms(result)
-
-
 MEASURES: Dict[str, Measure] = {
     "accuracy": Measure("test accuracy, %", ".2f", _last("test_accuracy")),
     "accuracy5": Measure("test accuracy, mean of the last five of 160 epochs, %", ".2f", _smoothed),
-    "learned": Measure("test accuracy of what did not diverge, %", ".2f", _unless_diverged),
+    "learned": Measure("test accuracy of what did not diverge, %", ".2f",
+                       lambda result: math.nan if diverged(result) else _last("test_accuracy")(result)),
     "vibration": Measure("deviation of the steps of the test accuracy from epoch to epoch, second half, points",
                          ".2f", _vibration),
     "early_accuracy": Measure("test accuracy, mean of the first half of the epochs, %", ".2f", _early),
-    "error": Measure("test error, %", ".2f", _error("test_accuracy")),
+    "error": Measure("test error, %", ".2f", lambda result: 100 - _last("test_accuracy")(result)),
     "train_accuracy": Measure("training accuracy, %", ".2f", _last("train_accuracy")),
     "half_train_accuracy": Measure("training accuracy after half of the epochs, %", ".2f", _halfway),
-    "train_error": Measure("training error, %", ".2f", _error("train_accuracy")),
+    "train_error": Measure("training error, %", ".2f", lambda result: 100 - _last("train_accuracy")(result)),
     "staleness": Measure("mean staleness", ".2f", _staleness("mean")),
     "staleness_max": Measure("largest staleness", ".0f", _staleness("max")),
     "beyond": Measure("pushes with a staleness above 2n, %", ".4f", _beyond),
     "speed": Measure("samples/s of a worker", ".1f", _speed(None)),
     "speed128": Measure("samples/s of a worker", ".1f", _speed(128)),
     "later128": Measure("samples/s of a worker after the first epoch", ".1f", _speed_later),
-    "throughput": Measure("samples/s of all workers", ".0f", _throughput),
+    "throughput": Measure("samples/s of all workers", ".0f",
+                          lambda result: result.asked["cluster"].get("workers", 1) * _speed(None)(result)),
     "iteration": Measure("ms per iteration", ".1f", _iteration_ms),
     "exposed": Measure("ms per iteration that are not computing", ".2f", _exposed_ms),
-    "waiting": Measure("share of the time that is not computing, %", ".1f", _waiting),
+    "waiting": Measure("share of the time that is not computing, %", ".1f",
+                       lambda result: 100 * _exposed_ms(result) / _iteration_ms(result)),
     **{f"seconds{mark}": Measure(f"virtual seconds to a test accuracy of {mark} %", ".2f", _reached(mark / 100))
        for mark in (90, 93, 98)},
     "hours": Measure("hours", ".3f", lambda result: result.column("virtual_seconds")[-1] / 3600),

@@ -46,7 +46,7 @@ def load(paper: Paper, folder: Path) -> Runs:
     path = folder / "data" / f"{paper.name}.jsonl"
     for key, result in sorted(results.read(path).items()):
         trial = paper.trial(*key)
-        if trial is None or result.trial["paper"] != paper.name:
+        if trial is None or result.paper != paper.name:
             raise ConfigError(f"`{path}`: no cell is declared as {' '.join(map(str, key))}; remove the line")
         if trial.otherwise(result):
             raise ConfigError(f"`{path}`: {trial.otherwise(result)}")
@@ -109,33 +109,27 @@ def _side_by_side(paper: Paper, runs: Runs) -> List[str]:
              for scale in item.scales if (item.name, scale) in runs]
     if not shown:
         return []
-    means = [_common_means(soon, cells) for _, soon, cells in shown]
-    lines = [["", *(f"[{item.title}](#{item.name}), {soon[-2:]} %" for item, soon, _ in shown)]]
-    for cell in shown[0][0].cells.values():
-        lines.append([cell.label, *(_soon(soon, found.get(cell.name), found)
-                                    for (_, soon, _), found in zip(shown, means))])
+    methods = shown[0][0].cells.values()
+    columns = [["", *(cell.label for cell in methods)]]
+    for item, soon, cells in shown:
+        found = _how_soon(soon, cells)
+        columns.append([f"[{item.title}](#{item.name}), {soon[-2:]} %", *(found.get(one.name, "") for one in methods)])
     return ["## Side by side", "Virtual seconds to the test accuracy that the column names, and in brackets the "
             "accuracy at the end; means over the seeds that all have. Tests are one epoch apart: times are on a line "
             "between two of them. A dash: not reached by all, or passed at the first test, where the time would be "
             "that of an epoch. Empty: not run, or no seed that all have. In bold the fastest of each figure.",
-            piped(lines)]
+            piped(list(zip(*columns)))]
 
 
-def _common_means(soon: str, cells: Mapping[str, Seeds]) -> Dict[str, Dict[str, float]]:
+def _how_soon(soon: str, cells: Mapping[str, Seeds]) -> Dict[str, str]:
     """By cell, means over the seeds that all cells have; of no cell, if there is no such seed."""
     common = set.intersection(*(set(seeds) for seeds in cells.values()))
-    if not common:
-        return {}
-    return {name: {measure: statistics.fmean(MEASURES[measure].of(seeds[seed]) for seed in common)
-                   for measure in (soon, "accuracy")} for name, seeds in cells.items()}
-
-
-def _soon(soon: str, cell: Optional[Mapping[str, float]], cells: Mapping[str, Mapping[str, float]]) -> str:
-    if cell is None:
-        return ""
-    text = MEASURES[soon].text(cell[soon])
-    fastest = min((one[soon] for one in cells.values() if not math.isnan(one[soon])), default=math.nan)
-    return f"{f'**{text}**' if cell[soon] == fastest else text} ({MEASURES['accuracy'].text(cell['accuracy'])})"
+    means = {name: [statistics.fmean(MEASURES[measure].of(seeds[seed]) for seed in common)
+                    for measure in (soon, "accuracy")] for name, seeds in cells.items() if common}
+    fastest = min((seconds for seconds, _ in means.values() if not math.isnan(seconds)), default=math.nan)
+    bold = {name: "**" * (seconds == fastest) for name, (seconds, _) in means.items()}
+    return {name: f"{bold[name]}{MEASURES[soon].text(seconds)}{bold[name]} ({MEASURES['accuracy'].text(accuracy)})"
+            for name, (seconds, accuracy) in means.items()}
 
 
 def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
@@ -151,7 +145,7 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
             parts += _differences(item, scale, scales)
             cells = runs.get((item.name, scale.name), {})
             parts.append(piped(_grid(item.grid, cells) if item.grid else _table(item, cells)))
-            parts += _errors(item, cells)
+            parts += _how_far(item, cells) if item.fitted else []
         if not item.scales:
             parts.append(piped(_table(item, {})))
     drawn = _drawn(paper, item, runs)
@@ -163,14 +157,15 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
 def _claims(paper: Paper, item: Item, runs: Runs) -> List[str]:
     """Each with its verdict; below, folded, the comparisons with their intervals."""
     rulings = [(claim, ruling(paper, item, claim, runs)) for claim in item.claims]
-    parts = [words.left([["claim", "where", "verdict", "by"], *(
+    parts = [piped([["claim", "where", "verdict", "by"], *(
         [claim.says, claim.where, f"**{words.verdict(claim, found)}**", _by(claim, found)]
-        for claim, found in rulings)])]
+        for claim, found in rulings)], right="")]
     lines = [[str(number), one.name, MEASURES[one.comparison.sides[0][1]].label, expected(one.comparison),
               words.number(one, one.paper), words.interval(one), str(one.estimate.seeds)]
              for number, (_, found) in enumerate(rulings, start=1) for one in found.findings if one.estimate.seeds]
     if lines:
-        table = words.left([["claim", "comparison", "of", "expected", "the paper", "ours (95 %)", "seeds"], *lines])
+        table = piped([["claim", "comparison", "of", "expected", "the paper", "ours (95 %)", "seeds"], *lines],
+                      right="")
         parts.append(f'<details markdown="1"><summary>Intervals</summary>\n\n{table}\n\n</details>')
     return parts
 
@@ -183,26 +178,28 @@ def _by(claim: Claim, found: Ruling) -> str:
         + (f", seeds from {first} on" if first else ""), found.lacks]))
 
 
-def _errors(item: Item, cells: Mapping[str, Seeds]) -> List[str]:
+def _errors(item: Item, cells: Mapping[str, Seeds]) -> Dict[str, float]:
+    """Of our means of an item that was fitted, in percent of the paper's numbers; by cell."""
+    measure = item.measures[0]
+    papers = {name: item.cells[name].paper.get(measure) for name, seeds in cells.items() if seeds}
+    return {name: 100 * (statistics.fmean(map(MEASURES[measure].of, cells[name].values())) / paper - 1)
+            for name, paper in papers.items() if paper is not None}
+
+
+def _fitted(item: Item, cell: str) -> bool:
+    return fnmatch.fnmatchcase(cell, item.fitted)
+
+
+def _how_far(item: Item, cells: Mapping[str, Seeds]) -> List[str]:
     """How far predictions are from the paper's numbers, and fitted ones for comparison."""
-    errors = {name: abs(error) for name, seeds in cells.items()
-              for error in [_error(item, name, seeds)] if error is not None} if item.fitted else {}
-    fitted = [error for name, error in errors.items() if fnmatch.fnmatchcase(name, item.fitted)]
-    others = [error for name, error in errors.items() if not fnmatch.fnmatchcase(name, item.fitted)]
+    errors = _errors(item, cells)
+    fitted, others = ([abs(error) for name, error in errors.items() if _fitted(item, name) is which]
+                      for which in (True, False))
     if not fitted or not others:
         return []
     return [f"Of the {len(fitted)} numbers that were fitted the median error is {statistics.median(fitted):.0f} %, at "
             f"most {max(fitted):.0f} %; of the {len(others)} predictions {statistics.median(others):.0f} %, at most "
             f"{max(others):.0f} %."]
-
-
-def _error(item: Item, name: str, seeds: Seeds) -> Optional[float]:
-    """Of our mean, in percent of the paper's number."""
-    measure = item.measures[0]
-    paper = item.cells[name].paper.get(measure)
-    if paper is None or not seeds:
-        return None
-    return 100 * (statistics.fmean(map(MEASURES[measure].of, seeds.values())) / paper - 1)
 
 
 def _differences(item: Item, scale: Scale, shown: Sequence[Scale]) -> List[str]:
@@ -224,30 +221,24 @@ def _list(head: str, points: Sequence[str]) -> str:
 
 
 def _table(item: Item, cells: Mapping[str, Seeds]) -> List[List[str]]:
-    """The paper's numbers beside ours."""
-    head, columns = ["run"], []
+    """The paper's numbers beside ours, by column."""
+    every = list(item.cells.values())
+    seeds = [cells.get(cell.name, {}) for cell in every]
+    columns = [["run", *(cell.label for cell in every)]]
     for name in item.measures:
-        if any(name in cell.paper for cell in item.cells.values()):
-            head.append(f"paper: {MEASURES[name].label}")
-            columns.append((name, True))
+        measure = MEASURES[name]
+        if any(name in cell.paper for cell in every):
+            columns.append([f"paper: {measure.label}", *(
+                measure.text(cell.paper[name]) if name in cell.paper else "" for cell in every)])
         if item.scales:
-            head.append(f"ours: {MEASURES[name].label}")
-            columns.append((name, False))
-    lines = [[*head, *(["error"] if item.fitted else []), *(["seeds"] if item.scales else [])]]
-    for cell in item.cells.values():
-        seeds = cells.get(cell.name, {})
-        line = [cell.label]
-        for name, papers_own in columns:
-            if papers_own:
-                line.append(MEASURES[name].text(cell.paper[name]) if name in cell.paper else "")
-            else:
-                line.append(_ours(name, seeds))
-        if item.fitted:
-            error = _error(item, cell.name, seeds)
-            line.append("" if error is None else f"{error:+.0f} %" + (
-                ", fitted" if fnmatch.fnmatchcase(cell.name, item.fitted) else ""))
-        lines.append([*line, *([str(len(seeds))] if item.scales else [])])
-    return lines
+            columns.append([f"ours: {measure.label}", *(_ours(name, one) for one in seeds)])
+    if item.fitted:
+        errors = _errors(item, cells)
+        columns.append(["error", *(f"{errors[cell.name]:+.0f} %{', fitted' * _fitted(item, cell.name)}"
+                                   if cell.name in errors else "" for cell in every)])
+    if item.scales:
+        columns.append(["seeds", *(str(len(one)) for one in seeds)])
+    return [list(line) for line in zip(*columns)]
 
 
 def _grid(grid: Grid, cells: Mapping[str, Seeds]) -> List[List[str]]:
@@ -289,15 +280,13 @@ def _size(item: Item, drawn: Drawn) -> str:
     names = {name for picture in drawn.panels for name in picture.cells or item.cells} & {*drawn.cells}
     seeds = sorted({len(drawn.cells[name]) for name in names})
     shares = [item.share(result) for name in names for result in drawn.cells[name].values()]
-    known = [one for one in shares if not math.isnan(one)]
-    size = (f"scale {drawn.scale.name}, {_range(min(known), max(known))} of the paper's training" if known
-            else f"scale {drawn.scale.name}, times only" if item.options.get("dataset") == "synthetic"
-            else f"scale {drawn.scale.name}")
-    return f"{size}; {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))} seed{'s' * (seeds[-1] > 1)}"
-
-
-def _range(low: float, high: float) -> str:
-    return words.percent(high) if high < 1.5 * low else f"{words.percent(low)} to {words.percent(high)}"
+    known = sorted(one for one in shares if not math.isnan(one))
+    size = ", times only" if item.options.get("dataset") == "synthetic" else ""
+    if known:
+        ends = [known[-1]] if known[-1] < 1.5 * known[0] else [known[0], known[-1]]
+        size = f", {' to '.join(map(words.percent, ends))} of the paper's training"
+    counts = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
+    return f"scale {drawn.scale.name}{size}; {counts} seed{'s' * (seeds[-1] > 1)}"
 
 
 def _made_with(runs: Runs) -> List[str]:
@@ -306,7 +295,7 @@ def _made_with(runs: Runs) -> List[str]:
     if not all_results:
         return []
     versions: Dict[str, Dict[str, None]] = collections.defaultdict(dict)
-    for result in sorted(all_results, key=lambda one: str(one.trial)):
+    for result in sorted(all_results, key=lambda one: one.key):
         for key in ("mxnet", "numpy", "odsgd", "python"):
             versions[key].update(dict.fromkeys(result.versions.get(key, "").split(", ")))
         versions["on"]["{cpu}, {cores} cores, a thread for each run".format(**result.machine)] = None

@@ -11,11 +11,11 @@ import math
 import statistics
 import textwrap
 from pathlib import Path
-from typing import Any, Counter, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from odsgd.tools import pyplot
 from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Seeds, Tested
-from scripts.reproduction.declarations import Cell, Item, Picture
+from scripts.reproduction.declarations import Item, Picture
 from scripts.reproduction.measures import MEASURES, Estimate, estimate, spread
 from scripts.reproduction.results import Result
 
@@ -249,7 +249,7 @@ def _bars(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cel
     ours = [spread([measure.of(result) / _base(picture, name, cells, seed) for seed, result in cells[name].items()])
             for name in names]
     papers = [(place, value) for place, name in enumerate(names)
-              for value in _papers(picture, item.cells[name], item.cells.get(picture.over.get(name, "")))]
+              if (value := _papers_own(picture, item, name)) is not None]
     height = 0.4 if papers else 0.7
     axes.barh([place - 0.2 * bool(papers) for place in range(len(names))], [mean for mean, _ in ours], height,
               label="ours", xerr=[0 if deviation != deviation else deviation for _, deviation in ours], color="C0")
@@ -274,80 +274,68 @@ def _base(picture: Picture, name: str, cells: Mapping[str, Seeds], seed: int) ->
     return statistics.fmean(measure.of(seeds[one]) for one in ([seed] if seed in seeds else seeds))
 
 
-def _papers(picture: Picture, cell: Cell, base: Optional[Cell]) -> Iterator[float]:
+def _papers_own(picture: Picture, item: Item, name: str) -> Optional[float]:
     """The paper's number of a bar, if it gives what it takes."""
-    if cell.name in picture.papers:
-        yield picture.papers[cell.name]
-        return
-    given = [one.paper.get(picture.y, math.nan) for one in (cell, *([base] if base else []))]
-    if not any(map(math.isnan, given)):
-        yield given[0] / (given[1] if base else 1)
+    if name in picture.papers:
+        return picture.papers[name]
+    of, by = (item.cells[one].paper.get(picture.y) if one else 1.0 for one in (name, picture.over.get(name)))
+    return None if of is None or by is None else of / by
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
 
-class Row(NamedTuple):
-    """A claim, and the comparison that decides it."""
-
-    label: str
-    verdict: str
-    finding: Tested
-
-
-def forest(title: str, rows: Sequence[Row], path: Path) -> None:
-    """Each claim's interval, its bounds and the paper's value: differences above, quotients and plain numbers below."""
-    kinds = {"difference": [row for row in rows if len(row.finding.comparison.sides) > 1
-                            and not row.finding.comparison.over],
-             "quotient": [row for row in rows if row.finding.comparison.over]}
-    kinds = {kind: found for kind, found in kinds.items() if found}
+def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
+    """Each claim's interval, of the comparison that decides it, its bounds and the paper's value: differences above,
+    quotients below.
+    """
+    kinds = {ratio: [(label, one) for label, one in rows if bool(one.comparison.over) is ratio
+                     and len(one.comparison.sides) > 1] for ratio in (False, True)}
+    kinds = {ratio: found for ratio, found in kinds.items() if found}
     below = ("means with 95 % intervals of the comparison that decides a claim; grey: what the claim allows; "
              "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "
              "not; grey mark: cannot be told. An arrow: the interval goes on; hollow: one seed, so no interval. Claims "
              "without runs are left out")
     with _figure(title, below, 7, 0.24 * len(rows) + 0.6 * len(kinds), path) as figure:
         grid = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(one) + 1 for one in kinds.values()])
-        for axes, (kind, found) in zip(grid.flat, kinds.items()):
-            if kind == "quotient":
+        for axes, (ratio, found) in zip(grid.flat, kinds.items()):
+            if ratio:
                 axes.set_xscale("log")
-            low, high = _range(found, kind == "quotient")
-            for place, row in enumerate(found):
-                _row(axes, place, row, low, high)
+            low, high = _range([one for _, one in found], ratio)
+            for place, (_, one) in enumerate(found):
+                _row(axes, place, one, low, high)
             axes.set_xlim(low, high)
             axes.set_ylim(len(found) - 0.4, -0.6)
             axes.set_yticks(range(len(found)))
-            axes.set_yticklabels([row.label for row in found], fontsize=7)
-            axes.axvline(1 if kind == "quotient" else 0, color="black", linewidth=0.6)
-            axes.set_xlabel("points" if kind == "difference" else "one divided by the other")
-            if kind == "quotient":
+            axes.set_yticklabels([label for label, _ in found], fontsize=7)
+            axes.axvline(float(ratio), color="black", linewidth=0.6)
+            axes.set_xlabel("one divided by the other" if ratio else "points")
+            if ratio:
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.xaxis.set_minor_formatter("{x:g}")
                 axes.tick_params(axis="x", which="both", labelsize=6)
 
 
-def _range(rows: Sequence[Row], ratio: bool) -> Tuple[float, float]:
+def _range(rows: Sequence[Tested], ratio: bool) -> Tuple[float, float]:
     """An axis on which all means, bounds and values of papers are seen."""
-    values = [value for row in rows for value in (
-        row.finding.mean, row.finding.comparison.above, row.finding.comparison.below,
-        math.nan if row.finding.paper is None else row.finding.paper) if math.isfinite(value)]
-    low, high = min([*values, float(ratio)]), max([*values, float(ratio)])
+    values = [float(ratio), *(value for one in rows for value in (
+        one.mean, one.comparison.above, one.comparison.below, one.paper) if value is not None and math.isfinite(value))]
+    low, high = min(values), max(values)
     if ratio:
         return 0.85 * low, 1.18 * high
     return low - 0.08 * (high - low), high + 0.08 * (high - low)
 
 
-def _row(axes: Any, place: int, row: Row, low: float, high: float) -> None:
-    comparison, estimated = row.finding.comparison, row.finding.estimate
-    axes.fill_betweenx([place - 0.38, place + 0.38], max(comparison.above, low), min(comparison.below, high),
+def _row(axes: Any, place: int, one: Tested, low: float, high: float) -> None:
+    axes.fill_betweenx([place - 0.38, place + 0.38], max(one.comparison.above, low), min(one.comparison.below, high),
                        color="#dddddd", linewidth=0)
-    colour, marker = MARKS[row.verdict]
-    ends = [max(estimated.low, low), min(estimated.high, high)]
-    if estimated.seeds > 1:
-        axes.plot(ends, [place, place], color=colour, linewidth=1.3)
-        for end, beyond, arrow in ((ends[0], estimated.low < low, "<"), (ends[1], estimated.high > high, ">")):
+    colour, marker = MARKS[one.verdict]
+    alone, found = one.estimate.seeds == 1, one.estimate
+    if not alone:
+        axes.plot([max(found.low, low), min(found.high, high)], [place, place], color=colour, linewidth=1.3)
+        for end, beyond, arrow in ((low, found.low < low, "<"), (high, found.high > high, ">")):
             if beyond:
                 axes.plot([end], [place], marker=arrow, color=colour, markersize=4)
-    axes.plot([estimated.mean], [place], marker=marker, color=colour, markersize=4.5,
-              markerfacecolor="white" if estimated.seeds == 1 else colour)
-    if row.finding.paper is not None:
-        axes.plot([row.finding.paper] * 2, [place - 0.4, place + 0.4], linestyle=(0, (2, 1)), color="black",
-                  linewidth=1.2)
+    axes.plot([one.mean], [place], marker=marker, color=colour, markersize=4.5,
+              markerfacecolor="white" if alone else colour)
+    if one.paper is not None:
+        axes.plot([one.paper] * 2, [place - 0.4, place + 0.4], linestyle=(0, (2, 1)), color="black", linewidth=1.2)

@@ -42,8 +42,6 @@ COLUMNS = ("epoch", "iteration", "train_loss", "train_accuracy", "test_loss", "t
 ROWS = 60
 """Epochs that are kept, beside the last few."""
 
-NAMES = ("cell", "seed", "paper", "item", "scale")
-
 Key = Tuple[str, str, str, int]
 """Item, scale, cell and seed."""
 
@@ -52,7 +50,11 @@ Key = Tuple[str, str, str, int]
 class Result:
     """One line's content."""
 
-    trial: Dict[str, Any]  # NAMES
+    cell: str
+    seed: int
+    paper: str
+    item: str
+    scale: str
     asked: Dict[str, Any]
     config: Dict[str, Any]
     versions: Dict[str, str]
@@ -65,7 +67,7 @@ class Result:
 
     @property
     def key(self) -> Key:
-        return self.trial["item"], self.trial["scale"], self.trial["cell"], self.trial["seed"]
+        return self.item, self.scale, self.cell, self.seed
 
     def column(self, name: str) -> List[float]:
         """One number of every epoch that was kept; NaN where it was not finite."""
@@ -77,7 +79,7 @@ class Result:
         return {"curve": self.rows, "staleness": self.staleness}
 
 
-FIELDS = {"schema", "checksum", "curve", *NAMES, *(one.name for one in dataclasses.fields(Result))} - {"trial", "rows"}
+FIELDS = {"schema", "checksum", "curve", *(one.name for one in dataclasses.fields(Result))} - {"rows"}
 
 
 def thinned(rows: Sequence[List[Any]]) -> List[List[Any]]:
@@ -118,10 +120,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def line_of(result: Result) -> str:
     """As it stands in its file, without the end of the line."""
     fields = dataclasses.asdict(result)
-    trial, rows = fields.pop("trial"), fields.pop("rows")
-    names = {name: trial[name] for name in NAMES}
-    content = {"cell": names.pop("cell"), "seed": names.pop("seed"), "schema": SCHEMA, **names, **fields,
-               "curve": {"columns": list(COLUMNS), "rows": rows}}
+    curve = {"columns": list(COLUMNS), "rows": fields.pop("rows")}
+    content = {"cell": result.cell, "seed": result.seed, "schema": SCHEMA, **fields, "curve": curve}
     return json.dumps({**content, "checksum": _checksum(content)}, allow_nan=False)
 
 
@@ -163,4 +163,4 @@ def _parsed(line: str, where: str) -> Result:
         raise ConfigError(f"{where}: changed by hand or damaged: its checksum is another; restore the line, or remove "
                           "it and run its cell again")
     del content["schema"]
-    return Result(trial={name: content.pop(name) for name in NAMES}, rows=content.pop("curve")["rows"], **content)
+    return Result(rows=content.pop("curve")["rows"], **content)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 
@@ -270,8 +270,7 @@ def collected(trial: Trial, folder: Path) -> Result:
     counted = [event for event in events if event["event"] == "staleness"]
     commits, trees = zip(*map(str.split, (folder / SOURCES).read_text(encoding="utf-8").splitlines()))
     return Result(
-        trial={"paper": trial.item.paper, "item": trial.item.name, "scale": trial.scale.name, "cell": trial.cell.name,
-               "seed": trial.seed},
+        cell=trial.cell.name, seed=trial.seed, paper=trial.item.paper, item=trial.item.name, scale=trial.scale.name,
         asked=trial.asked,
         config={key: value for key, value in starts[-1]["config"].items() if key not in NOT_KEPT and value is not None},
         versions={**starts[-1]["versions"], "commit": ", ".join(dict.fromkeys(commits)),
@@ -281,12 +280,9 @@ def collected(trial: Trial, folder: Path) -> Result:
         starts=len(starts),
         seconds=round(sum(epoch["seconds"] for epoch in epochs.values()), 1),
         rows=results.thinned([[_rounded(epochs[number].get(name)) for name in COLUMNS] for number in sorted(epochs)]),
-        staleness=_staleness(counted[-1]) if counted else None)
-
-
-def _staleness(event: Dict[str, Any]) -> Dict[str, Any]:
-    return {"mean": _rounded(event["staleness_mean"]), "max": event["staleness_max"],
-            "lr_mean": _rounded(event["lr_mean"]), "histogram": event["histogram"]}
+        staleness={"mean": _rounded(counted[-1]["staleness_mean"]), "max": counted[-1]["staleness_max"],
+                   "lr_mean": _rounded(counted[-1]["lr_mean"]), "histogram": counted[-1]["histogram"]}
+        if counted else None)
 
 
 def _rounded(value: Any) -> Any:

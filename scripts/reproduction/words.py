@@ -2,24 +2,20 @@
 from __future__ import annotations
 
 import math
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, Optional
 
 from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested
 from scripts.reproduction.declarations import SCALES, STATES, Claim, Item, Paper
 
 SIGNS = {HOLDS: "✓", FAILS: "✗", OPEN: "?"}
 
-WORDS = {("learning", HOLDS): HOLDS, ("learning", FAILS): FAILS,
-         ("times", HOLDS): "reproduced in the simulator", ("times", FAILS): "not reproduced in the simulator"}
-
-CERTAIN = "reproduced in the simulator, where it cannot fail"
-
 
 def verdict(claim: Claim, found: Ruling) -> str:
     """In words; about times in others than about learning."""
-    if claim.certain and found.verdict == HOLDS:
-        return CERTAIN
-    return WORDS.get((claim.about, found.verdict), found.verdict)
+    if claim.about == "learning" or found.verdict == OPEN:
+        return found.verdict
+    certain = ", where it cannot fail" if claim.certain and found.verdict == HOLDS else ""
+    return f"{'not ' if found.verdict == FAILS else ''}reproduced in the simulator{certain}"
 
 
 def percent(value: float) -> str:
@@ -75,9 +71,3 @@ def progress(paper: Paper, item: Item, runs: Optional[Runs]) -> str:
     of = paper.runs_of(item)
     return ", ".join(f"{scale}: {'' if runs is None else f'{len(runs.get((of.name, scale), {}))} of '}{len(of.cells)}"
                      for scale in of.scales)
-
-
-def left(lines: Sequence[Sequence[str]]) -> str:
-    """A table of words."""
-    head, *body = ["| " + " | ".join(cells) + " |" for cells in lines]
-    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])

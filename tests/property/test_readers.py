@@ -138,9 +138,8 @@ def test_the_description_of_a_cluster(content: bytes) -> None:
     holds(lambda: read_cluster(str(path), workers=131072))
 
 
-TRIAL = {"paper": "sasgd", "item": "figure-1", "scale": "paper", "cell": "n1", "seed": 0}
-RESULT = results.Result(TRIAL, {"options": {}}, {"lr": 0.1}, {"odsgd": "1"}, {"cores": 2}, 10, 1, 2.5,
-                        [[1, 10, 0.5, 0.5, 0.5, None, 1.0]], None)
+RESULT = results.Result("n1", 0, "sasgd", "figure-1", "paper", {"options": {}}, {"lr": 0.1}, {"odsgd": "1"},
+                        {"cores": 2}, 10, 1, 2.5, [[1, 10, 0.5, 0.5, 0.5, None, 1.0]], None)
 
 
 @fed(texts(f"{results.line_of(RESULT)}\n" * 2))
