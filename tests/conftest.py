@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, Dict, Generator, Iterator
+from typing import Any, Dict, Generator, Iterator, List
 
 import pytest
 
@@ -27,8 +27,8 @@ _peaks_mb: Dict[str, int] = {}
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `scripts/test` takes beside pytest's own."""
     parser.addoption("--system", action="store_true",
-                     help="tests may change this machine: as root they install sshd, Slurm and MPIs by apt-get, and "
-                     "load the schemas of Kubernetes by pip")
+                     help="all tests, also those marked `again`; they may change this machine: as root they install "
+                     "sshd, Slurm and MPIs by apt-get, and load the schemas of Kubernetes by pip")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
     _stderr = os.dup(2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # tests of an interruption raise it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    """Without `--system` nobody waits for what is proved again."""
+    left_out = [] if config.getoption("--system") else [item for item in items if item.get_closest_marker("again")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(hookwrapper=True)

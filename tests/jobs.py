@@ -68,9 +68,9 @@ def load(path: Path) -> Result:
 def main(function: str, folder: str, arguments: str) -> None:
     import importlib
 
+    import tests.lean  # noqa: F401
+    # isort: split
     if not function.startswith("tests.stock:"):
-        import tests.lean  # noqa: F401
-        # isort: split
         import odsgd  # noqa: F401  first, as every script does
 
     rank = int(os.environ.get("ODSGD_WORKER_RANK") or os.environ["DMLC_WORKER_ID"])

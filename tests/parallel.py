@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 def unit_of(nodeid: str) -> str:
     """A file; of the contract suite, all with one number of workers: a process starts each of its jobs once."""
-    workers = re.search(r"(?:in process |virtual |ps-lite |MPI |\[)([123])", nodeid)
+    workers = re.search(r"(?:in process |virtual |ps-lite |sockets |MPI |\[)([123])", nodeid)
     if nodeid.startswith("tests/contract/") and workers:
         return f"contract of {workers[1]}"
     return nodeid.partition("::")[0]

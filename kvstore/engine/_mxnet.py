@@ -6,45 +6,24 @@ Two things stand in the way of a plain ``import mxnet``:
   server loop), so the variable is out of the environment while the import runs;
 * MXNet 1.9.1 uses ``numpy.bool``, which NumPy 1.24 removed (`_numpy` puts it back).
 
-Most of the import's time goes to packages that only MXNet's extras use (its scikit-learn interface, its tests, plots).
-A server or a worker of `odsgd train` runs no script of a user's: it sets `environment.lean` and imports without them.
+A server or a worker of `odsgd train` runs no script of a user's: there `lean` makes the import short.
 
 MXNet also runs up to 15 operators as one operation of its engine, so that the gradients of several layers appear
 together: no overlap. So the backward pass is not joined.
 """
-import contextlib
 import os
-import sys
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 from kvstore.engine import _numpy  # noqa: F401
-from kvstore.job import environment
 
 MISSING = """MXNet is not installed. It comes by extra, because its CPU and CUDA builds exclude each other:
     pip install 'odsgd[cpu]'        any machine
     pip install 'odsgd[cu112]'      NVIDIA GPUs, CUDA 11.2 (also cu110, cu102, cu101, cu100)"""
 
-EXTRAS = ("bokeh", "cv2", "pandas", "scipy", "sklearn")
-
-
-@contextlib.contextmanager
-def _without_extras() -> Iterator[None]:
-    """Meanwhile these cannot be imported, unless they have been already."""
-    absent = [name for name in EXTRAS if environment.lean and name not in sys.modules]
-    for name in absent:
-        sys.modules[name] = None  # type: ignore[assignment]  # it is not there
-    try:
-        yield
-    finally:
-        for name in absent:
-            del sys.modules[name]
-
-
 os.environ.setdefault("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD", "1")
 _role = os.environ.pop("DMLC_ROLE", None)
 try:
-    with _without_extras():
-        import mxnet as mx
+    import mxnet as mx
 except ModuleNotFoundError as error:
     if error.name != "mxnet":
         raise

@@ -6,7 +6,6 @@ import sys
 from typing import Iterator, List, Optional, Set
 
 serving = False  # this process is a server or scheduler already, whatever it may import from here on
-lean = False  # no script of a user's runs in this process, so MXNet is imported without what only scripts ask for
 
 NO_MXNET = ("this job is on ps-lite, and this process has no MXNet, which that is a part of; start the job with --wire "
             "sockets, or install MXNet on this host (pip install 'odsgd[cpu]')")

@@ -1,8 +1,8 @@
-"""MXNet imported in a fifth of the time, in a process that runs no script of a user's.
+"""MXNet imported in a fifth of the processor time, in a process that runs no script of a user's.
 
 While it is imported MXNet writes and compiles 2,600 Python functions, for its operators. A process calls few: here a
-function is written when it is first called, without its documentation. Packages that few processes use are imported
-when they are used. `environment.lean` leaves out others besides.
+function is written when it is first called, without its documentation. Packages that only MXNet's extras use (its
+scikit-learn interface, its tests, plots) are left out, or imported when they are used.
 """
 import functools
 import importlib.machinery
@@ -11,19 +11,20 @@ import sys
 import types
 from typing import Any, Callable, Optional
 
-from kvstore.job import environment
-
+EXTRAS = ("bokeh", "cv2", "pandas", "scipy", "sklearn")
+"""MXNet does without these, where they are not there."""
 LATER = ("mxnet.contrib.onnx", "mxnet.contrib.quantization", "mxnet.contrib.text", "mxnet.test_utils", "requests")
 """Modules that are imported when somebody asks them for something."""
 
 
 def begin() -> None:
     """Have this process import MXNet so; called before MXNet is imported."""
-    environment.lean = True
     sys.meta_path.insert(0, types.SimpleNamespace(find_spec=_find_spec))
 
 
 def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+    if name in EXTRAS and getattr(getattr(sys.modules.get("mxnet"), "__spec__", None), "_initializing", False):
+        raise ModuleNotFoundError(f"{name} is left out while MXNet is imported", name=name)
     if name not in (*LATER, "mxnet.base", "distutils"):
         return None
     spec = importlib.machinery.PathFinder.find_spec(name, path)  # distutils: Python's, not all of setuptools

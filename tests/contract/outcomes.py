@@ -16,7 +16,7 @@ from kvstore.transports.in_process import Stage
 from odsgd.virtual.description import of
 from odsgd.virtual.transport import VirtualStage
 from tests.jobs import Result, run_job
-from tests.scenarios import SCENARIOS_OF, Scenario, train
+from tests.scenarios import LONG, SCENARIOS_OF, Scenario, train
 
 #: Transports of the contract suite: name -> (workers, servers); 0 servers is a scripted one in this process, or MPI.
 PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), "ps-lite 3+1": (3, 1)}
@@ -27,6 +27,8 @@ TRANSPORTS = {**INPROCESS, **VIRTUAL, **PS_LITE, **SOCKETS}
 WITH_CODECS = {**INPROCESS, **PS_LITE, **SOCKETS}
 WITH_PARTS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
 RINGS = {**VIRTUAL, **WITH_PARTS}
+#: Where the long ones do: several workers may come apart, or both are compared.
+LASTING = ("in process 2", "in process 3", "MPI 2", "MPI 3")
 #: Where every scenario runs; elsewhere a few do, which tell whether that transport's own way is right.
 EVERYTHING = (*INPROCESS, "ps-lite 2+1", "MPI 2")
 FEW: Dict[str, List[str]] = {
@@ -71,7 +73,8 @@ class Kept(Dict[str, np.ndarray]):
 
 def scenarios_on(transport: str, kind: str) -> List[str]:
     """The names of the scenarios of this kind that run there."""
-    return list(SCENARIOS_OF[kind]) if transport in EVERYTHING else FEW[kind]
+    names = list(SCENARIOS_OF[kind]) if transport in EVERYTHING else FEW[kind]
+    return [name for name in names if name not in LONG or transport in LASTING]
 
 
 def on(transports: Iterable[str], kind: str, cases: Iterable[Any]) -> List[Any]:

@@ -16,6 +16,7 @@ import odsgd
 from odsgd.launch.function import JobError
 
 def together(scale, offset):
+    import tests.lean
     import kvstore
     store = kvstore.create("ssgd")
     return store.rank, float(store.allreduce(np.array([store.rank + 1]))[0]) * scale + offset

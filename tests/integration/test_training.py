@@ -109,7 +109,7 @@ def test_odsgd_resumes_to_the_same_bits_wherever_it_was_interrupted(tmp_path: Pa
 
 def test_a_job_goes_on_whatever_becomes_of_those_who_watch_it_and_report_on_it(tmp_path: Path) -> None:
     """One who finds no room, one who is stopped, one who is killed."""
-    job = start(*ODSGD, "--epochs", 10 ** 6, "--out", tmp_path)
+    job = start(*ODSGD, "--epochs", 10 ** 6, "--emulate-compute", "10ms", "--out", tmp_path)
     terminal, end = pty.openpty()
     goes_on(tmp_path, job)
     with open("/dev/full", "w") as full:

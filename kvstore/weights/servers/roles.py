@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, KVStoreError
-from kvstore.job import commands, ending, environment
+from kvstore.job import commands, ending, environment, lean
 from kvstore.job.pulse import connecting
 from kvstore.job.report import report
 
@@ -28,6 +28,7 @@ def main() -> int:
         print(f"{environment.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
               "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
     environment.serving = True
+    lean.begin()
     os.umask(0o077)  # its socket, where it is a file, is this user's alone
     if environment.on_sockets():
         from kvstore.weights.servers import sockets

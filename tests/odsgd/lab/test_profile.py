@@ -16,7 +16,7 @@ from odsgd.lab.profile import cli, passes, wire
 from odsgd.lab.profile.processor import Price, price
 from odsgd.virtual import description
 
-QUICK = ("import sys; from odsgd.cli import main; from odsgd.lab.profile import processor, wire; "
+QUICK = ("import sys, tests.lean; from odsgd.cli import main; from odsgd.lab.profile import processor, wire; "
          "processor.SIZES, processor.SPREAD_NBYTES, processor.REPEAT = (2 ** 12, 2 ** 14, 2 ** 16), 1e6, 2; "
          "wire.SIZES, wire.REPEAT, wire.SECONDS = (2 ** 12, 2 ** 14, 2 ** 16), 8, 0.3; "
          "sys.exit(main(['profile', *sys.argv[1:]]))")

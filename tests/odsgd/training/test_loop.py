@@ -141,6 +141,7 @@ COMPENSATED: Dict[str, Any] = dict(
     **MOMENTUM)
 CODED: Dict[str, Any] = dict(kvstore="odsgd", codec="2bit", codec_threshold=0.01, codec_weights="quantize",
                              lr_local=0.02, warmup=4, **MOMENTUM)
+OF_WEIGHTS: Dict[str, Any] = dict(kvstore="diloco", H=4, fragments=2, delay=3, momentum_outer=0.5, **MOMENTUM)
 WITHOUT_SERVERS: Dict[str, Dict[str, Any]] = {
     "dsync": dict(kvstore="dsync", **MOMENTUM),
     "pipesgd": dict(kvstore="pipesgd", K=3, warmup=3, codec="truncate", lr_step_epochs="1", **MOMENTUM),
@@ -164,8 +165,8 @@ def test_one_worker_resumes_to_the_same_bits(tmp_path: Path, stop: int, devices:
 
 
 @pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
-                                       COMPENSATED, CODED, *WITHOUT_SERVERS.values()],
-                         ids=["ssgd", "delayed", "odsgd", "codecs", *WITHOUT_SERVERS])
+                                       COMPENSATED, CODED, OF_WEIGHTS, *WITHOUT_SERVERS.values()],
+                         ids=["ssgd", "delayed", "odsgd", "codecs", "diloco", *WITHOUT_SERVERS])
 @pytest.mark.usefixtures("dropout_and_batchnorm")
 def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(
         tmp_path: Path, algorithm: Dict[str, Any]) -> None:
