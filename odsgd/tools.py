@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Sequence, TypeVar
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
@@ -24,16 +23,18 @@ def chosen(argv: Sequence[str], usage: str, actions: Dict[str, Action]) -> Actio
     return actions[argv[0]]
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells as columns of text, the first to the left and the others to the right.
+def aligned(lines: Sequence[Sequence[str]], to_left: Sequence[str] = ()) -> str:
+    """Cells as columns of text: the first column, and those with these headings, to the left, the others to the right.
 
     >>> print(aligned([["run", "epochs"], ["odsgd", "8"]]))
     run    epochs
     odsgd       8
     """
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:]))])
-                     for first, *rest in lines)
+    columns = []
+    for column in zip(*lines):
+        adjusted = str.ljust if column[0] in (lines[0][0], *to_left) else str.rjust
+        columns.append([adjusted(cell, max(map(len, column))) for cell in column])
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns))
 
 
 def say(text: str) -> None:
@@ -70,22 +71,21 @@ def cpu() -> str:
         return platform.machine()
 
 
+def ran(command: Sequence[str], needed_for: str, within_s: float, input: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a short command; ConfigError, which begins with `needed_for`, if it cannot run or takes longer."""
+    try:
+        return subprocess.run(command, input=input, capture_output=True, encoding="utf-8", errors="replace",
+                              timeout=within_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{needed_for}: cannot run {command[0]}: {why}") from None
+
+
 def output(command: Sequence[str]) -> str:
-    """All that a short command says, run beside the package; `unknown` if it cannot."""
+    """The standard output of a short command, run beside the package; `unknown` if it cannot run."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                               timeout=60, cwd=os.path.dirname(sys.modules["odsgd"].__file__ or "."))
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() or "unknown"
-
-
-def filled(page: str, tables: Mapping[str, str], where: str) -> str:
-    """A page of Markdown with each table between ``<!-- NAME -->`` and the next ``<!-- end -->``."""
-    for name, text in tables.items():
-        page, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-                              lambda match, text=text: match[1] + text + match[2], page,  # type: ignore[misc]
-                              flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"{where}: expected one table `{name}`, found {count}")
-    return page

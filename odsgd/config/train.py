@@ -32,8 +32,7 @@ from odsgd.config.files import read_cluster, read_yaml_file
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.methods import MXNETS, store_named
 from odsgd.config.names import GLUON_MODELS
-from odsgd.config.other_words import AUTHORS, put_into_our_words
-from odsgd.config.train_options import DATASETS, VIRTUAL, TrainOptions
+from odsgd.config.train_options import AUTHORS, DATASETS, VIRTUAL, TrainOptions, put_into_our_words
 from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
 
@@ -310,7 +309,6 @@ class TrainConfig(TrainOptions):
                                   "leave one of them out")
             self._set("eval_every", 0)
 
-
     def _check_cluster(self) -> None:
         if self.cluster is None:
             if self.workers is not None:
@@ -365,7 +363,7 @@ def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: 
 
 def _known(fields: Mapping[str, dataclasses.Field[Any]], path: str, said: Mapping[str, Any],
            program: str = "odsgd train") -> Dict[str, Any]:
-    """The same for lines that have been read from the file."""
+    """The options in lines that have been read from the file `path`."""
     for key in said:
         if key not in fields:
             raise unknown("option", key, fields, where=f" in `{path}`", listed=f"`{program} --help` lists all")

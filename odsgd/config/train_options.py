@@ -38,7 +38,7 @@ _data, _devices, _algorithm, _schedule, _run, _virtual = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """As they are given; `TrainConfig` checks how they go together."""
+    """The options as they are given; `TrainConfig` checks how they go together."""
 
     model: str = _data("mlp", name("model", MODELS),
                        "network: mlp, lenet, one of the papers' (mlp_500, caffe_cifar10, caffe_cifar10_pixels, "
@@ -132,3 +132,22 @@ class TrainOptions:
                                       "its YAML file, or `virtual` for the defaults", result=False)
     workers: Optional[int] = _virtual(None, integer(1), "workers of that cluster", otherwise="what the file says, or 2",
                                       result=False)
+
+
+_AUTHORS = "In the words of the OD-SGD authors' scripts"
+
+AUTHORS = {field.name: field for field in dataclasses.fields(dataclasses.make_dataclass("Authors", [
+    ("num_worker", int, option(4, integer(0), "that many data_threads, where the data set has them", group=_AUTHORS)),
+    ("mode", str, option("hybrid", name("mode", ("symbolic", "hybrid", "imperative")), "imperative: no_hybridize; "
+                         "the others: hybridize", group=_AUTHORS))]))}
+"""Flags of their scripts that this project does not have, and what replaces each."""
+
+
+def put_into_our_words(flags: Dict[str, Any]) -> None:
+    """Replace the authors' flags by ours; where both are given ours wins."""
+    if "mode" in flags:
+        flags.setdefault("hybridize", flags.pop("mode") != "imperative")
+    threads = flags.pop("num_worker", None)
+    dataset = DATASETS.get(flags.get("dataset", ""))
+    if threads and dataset and "data_threads" in dataset.options:
+        flags.setdefault("data_threads", threads)

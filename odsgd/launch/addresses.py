@@ -115,10 +115,7 @@ def mpi_interface(env: Mapping[str, str]) -> Dict[str, str]:
     """
     address = env["DMLC_NODE_HOST"]
     interface = interface_of(address)
-    if interface is None or _has_rdma() or (is_loopback(address) and "UCX_TLS" in env):
+    has_rdma = os.path.isdir(RDMA) and os.listdir(RDMA)
+    if interface is None or has_rdma or (is_loopback(address) and "UCX_TLS" in env):
         return {}
     return {"UCX_NET_DEVICES": interface, "FI_TCP_IFACE": interface}
-
-
-def _has_rdma() -> bool:
-    return os.path.isdir(RDMA) and bool(os.listdir(RDMA))

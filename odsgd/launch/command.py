@@ -11,6 +11,7 @@ import dataclasses
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown
@@ -18,8 +19,7 @@ from kvstore.fronts import standin
 from kvstore.fronts.standin import StandIn
 from kvstore.methods import fit
 from odsgd.config import launch
-from odsgd.config.command import check_command
-from odsgd.config.flags import Parser
+from odsgd.config.flags import Parser, given
 from odsgd.config.launch import AGENTS_CALL, NO_STORE, LaunchOptions
 from odsgd.config.train import TrainConfig
 from odsgd.launch import plan, supervisor
@@ -34,6 +34,7 @@ Flags take - or _ between words.
 
   odsgd launch -n 2 -s 1 script.py
   odsgd launch -n 8 -s auto -H hosts python script.py --lr 0.1"""
+TRAIN_SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
 FIRST = ("num_workers", "num_servers", "hostfile", "launcher", "max_restarts")
 
 
@@ -150,6 +151,33 @@ def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Un
         raise ConfigError(f"--store {shown(store)}: {error}") from None
 
 
+def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[TrainConfig]:
+    """The configuration of a worker's command, if it is ``odsgd train`` and can be known here; ConfigError.
+
+    So the launcher reports a misspelt option once, before a process starts, and not every worker. `elsewhere`: the
+    workers run on other hosts, so the file of ``--config`` may be there and not here; then only the flags are checked,
+    each for itself.
+    """
+    flags = _flags_of_train(list(command))
+    if flags is None:
+        return None
+    method_file, config_file = given(flags, "--method-file", "--config") if elsewhere else (None, None)
+    if method_file and method_file.endswith(".py") and not os.path.exists(method_file):
+        return None
+    if config_file and not os.path.exists(config_file):
+        TrainConfig.parse(flags)
+        return None
+    return TrainConfig.from_flags(flags)
+
+
+def _flags_of_train(words: List[str]) -> Optional[List[str]]:
+    if words and Path(words[0]).name.startswith("python"):
+        words = ["odsgd", *words[3:]] if words[1:3] == ["-m", "odsgd"] else words[1:]
+    if words and Path(words[0]).resolve() == TRAIN_SCRIPT:
+        return words[1:]
+    return words[2:] if [Path(word).name for word in words[:2]] == ["odsgd", "train"] else None
+
+
 def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], launcher: str) -> Tuple[str, ...]:
     """Files and folders that the command reads; ConfigError if this machine lacks one, or cannot make the run's."""
     named: Dict[str, Optional[str]] = {}
@@ -166,7 +194,7 @@ def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], 
 
 
 def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainConfig, StandIn, None]) -> int:
-    """As asked; by default as many as workers, or 0 for a training that needs no server."""
+    """The number of servers as asked; by default as many as workers, or 0 for a training that needs no server."""
     needed = training is None or training.needs_servers
     count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)
     if training and needed != (count > 0):

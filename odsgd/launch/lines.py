@@ -73,7 +73,7 @@ class Stream:
         return self._lines.feed(data) if data else self._lines.flush()
 
     def drain(self) -> Pieces:
-        """All that has come. The stream counts as ended, though a descendant may still hold its other end."""
+        """The pieces that have come. The stream counts as ended, though a descendant may still hold its other end."""
         found: Pieces = []
         data = self._chunk()
         while data:

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import time
-from typing import Any, Callable, ContextManager, Deque, Dict, Iterator, List, Optional, Sequence, Type
+from typing import Any, Callable, ContextManager, Deque, Dict, List, Optional, Sequence, Type
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job.aside import guarded
@@ -16,7 +16,7 @@ from odsgd.launch import early, linux, messages
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.connections import pmi, tunnel
 from odsgd.launch.hosts import ssh
-from odsgd.launch.hosts.agents import Agents, Events
+from odsgd.launch.hosts.agents import Agents
 from odsgd.launch.hosts.check import MissingHosts, check_hosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Message
@@ -51,7 +51,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     console = console or Console()
     job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
-    membership, restarts_used = Membership(job), 0
+    membership, attempts, restarts_used = Membership(job), itertools.count(), 0
     host = scheduler_host(job)
     for warning in filter(None, (None if job.secure else exposure(host), _raise_open_file_limit(job))):
         console.say(warning)
@@ -61,12 +61,12 @@ def run(job: Job, console: Optional[Console] = None) -> int:
         check_hosts(job)
         if job.sync_dst_dir:
             ssh.synchronise(job)
-        for attempts_before in itertools.count():
+        while True:
             with contextlib.closing(reserve_port(job.port)) as holder:
                 certificate = tunnel.new_certificate(ssh.program("ODSGD_OPENSSL", "openssl")) if job.secure else ""
                 saved = before.saved if before else 0
                 scheduler = host, holder.getsockname()[1]
-                plan = make_plan(membership.job, scheduler, attempts_before, certificate, saved)
+                plan = make_plan(membership.job, scheduler, next(attempts), certificate, saved)
                 missing_hosts = MissingHosts(membership.full_job, *membership.left_out_hosts(time.monotonic()))
                 supervisor = Supervisor(membership.job, plan, console, status_file, missing_hosts)
                 exit_code = supervisor.run()
@@ -90,7 +90,6 @@ def run(job: Job, console: Optional[Console] = None) -> int:
                 membership.note_growth()
             else:
                 restarts_used += 1
-    raise AssertionError("there is no end of restarts")
 
 
 def _raise_open_file_limit(job: Job) -> Optional[str]:
@@ -120,7 +119,7 @@ class Supervisor:
     def __init__(self, job: Job, plan: Plan, console: Console, status_file: StatusFile,
                  missing_hosts: MissingHosts) -> None:
         self.job, self.plan, self.console = job, plan, console
-        self.agents = Agents(job, plan, Events(self._heard, self._host_lost, console.line))
+        self.agents = Agents(job, plan, self._heard, self._host_lost, console.line)
         self.mpi_requests: Deque[messages.MpiRequest] = collections.deque()
         self.mpi_asked = False
         self.pmi_table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
@@ -156,7 +155,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Start the job, see it to its end, and return the exit code."""
-        with self._signals():
+        with early.handled_by(self._signalled):
             try:
                 self.agents.open()
                 if self.plan.spare:
@@ -419,16 +418,6 @@ class Supervisor:
             if unsure and verdict.exit_code:
                 self.console.say(f"the agent on {', '.join(unsure)} has not confirmed that everything there has ended; "
                                  "the agent ends its processes by itself when it finds the connection closed")
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle signals while the job runs."""
-        handlers = {number: signal.signal(number, self._signalled) for number in early.ending_signals()}
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
     def _signalled(self, number: int, frame: object) -> None:
         self.signals_seen += 1

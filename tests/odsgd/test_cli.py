@@ -11,8 +11,8 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.cli import COMMANDS, main
-from odsgd.config.command import check_command
 from odsgd.config.train import TrainConfig
+from odsgd.launch.command import check_command
 
 ROOT = Path(__file__).parents[2]
 

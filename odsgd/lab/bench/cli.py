@@ -1,18 +1,17 @@
 """``odsgd bench``: measure, and report."""
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Sequence
 
-from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED
+from kvstore.errors import EXIT_FAILURE
 from odsgd.lab.bench import report
 from odsgd.lab.bench.config import BenchConfig
 from odsgd.lab.bench.results import findings
 from odsgd.lab.bench.run import measure
+from odsgd.launch.early import handled_by
 from odsgd.tools import say
 
 
@@ -20,8 +19,11 @@ def main(argv: Sequence[str]) -> int:
     """Run a benchmark; 70 if one of its jobs failed."""
     config = BenchConfig.from_flags(argv)
     load_before = os.getloadavg()[0]
-    with _ending_well():
-        measured = measure(config, say)
+    try:
+        with handled_by(lambda number, frame: sys.exit(128 + number)):  # which ends the cluster and its job
+            measured = measure(config, say)
+    finally:
+        say("")
     found = findings(config, measured)
     print(report.table(config, found, measured))
     machine = report.machine(config, (load_before, os.getloadavg()[0]))
@@ -32,16 +34,3 @@ def main(argv: Sequence[str]) -> int:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text, encoding="utf-8")
     return EXIT_FAILURE if measured.failures else 0
-
-
-@contextlib.contextmanager
-def _ending_well() -> Iterator[None]:
-    """Let a signal end the cluster and its job, and then this process."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        say("")

@@ -12,12 +12,12 @@ from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.lab.cluster import links
 from odsgd.lab.cluster.cluster import Cluster, check_machine, clusters
+from odsgd.launch.early import ending_signals
 from odsgd.tools import chosen
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULT_NAME = "default"
 SI_KERNEL = 0x80
-"""Where a signal comes from that a terminal sends, to all of its foreground processes."""
+"""The `si_code` of a signal that the terminal has sent to all of its foreground processes."""
 
 USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE]
                         [--host-rate HOST=RATE ...] [--own-tmp]
@@ -45,9 +45,9 @@ worker:
 
 
 def main(argv: Sequence[str]) -> int:
-    """One of the three; the exit code is 0, or the command's."""
+    """Bring a cluster up, run a command on one, or take one down; the exit code is 0, or the command's."""
     action = chosen(argv, USAGE, {"up": up, "run": run, "down": down})
-    for number in _heeded():
+    for number in ending_signals():
         signal.signal(number, lambda number, frame: sys.exit(128 + number))  # a cluster for one command goes down
     return action(list(argv[1:]))
 
@@ -108,14 +108,9 @@ def _up(options: argparse.Namespace, name: Optional[str]) -> Cluster:
     return Cluster.up(len(rates), None, rates, name, options.own_tmp)
 
 
-def _heeded() -> List[signal.Signals]:
-    """Without the signals that `nohup` and `&` make this process ignore."""
-    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-
-
 def _attend(cluster: Cluster, command: Sequence[str]) -> int:
     """Run the command in the foreground; signals are for it, and this process stays as long as it does."""
-    signals = _heeded()
+    signals = ending_signals()
     ours = [*signals, signal.SIGCHLD]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
     try:
@@ -134,15 +129,9 @@ def _parser(name: Optional[str], shape: bool = False) -> Parser:
     parser = Parser(" (see odsgd cluster --help)", prog="odsgd cluster", usage=USAGE[7:].rstrip())
     parser.add_argument("--name", default=name)
     if shape:
-        parser.add_argument("--hosts", type=_count)
+        parser.add_argument("--hosts", type=int)
         parser.add_argument("--rate")
         parser.add_argument("--like", metavar="FILE")
-        parser.add_argument("--own-tmp", "--own_tmp", action="store_true")
-        parser.add_argument("--host-rate", "--host_rate", action="append", default=[])
+        parser.add_argument("--own-tmp", action="store_true")
+        parser.add_argument("--host-rate", action="append", default=[])
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"got `{text}`, expected a whole number")
-    return int(text)

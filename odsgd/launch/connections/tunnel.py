@@ -32,7 +32,6 @@ import selectors
 import socket
 import ssl
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -44,6 +43,7 @@ from kvstore.job import environment
 from odsgd.launch import messages
 from odsgd.launch.addresses import LOOPBACK, address_towards
 from odsgd.launch.messages import Channel, RemoteSocket, TunnelOrders, of_json
+from odsgd.tools import ran
 
 OPENSSL = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "-",
            "-out", "-", "-subj", "/CN=job of odsgd", "-days", "36500")
@@ -74,11 +74,7 @@ End = Union[socket.socket, ssl.SSLSocket]
 
 def new_certificate(openssl: Sequence[str]) -> str:
     """A certificate for one job with its key, as PEM."""
-    try:
-        made = subprocess.run([*openssl, *OPENSSL], stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=MADE_WITHIN_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--secure: cannot run {openssl[0]}: {getattr(error, 'strerror', None) or error}") from None
+    made = ran([*openssl, *OPENSSL], "--secure", MADE_WITHIN_S)
     if made.returncode or "PRIVATE KEY" not in made.stdout or CERTIFICATE not in made.stdout:
         said = made.stderr.strip().splitlines()
         raise ConfigError(f"--secure: {openssl[0]} has made no certificate (exit code {made.returncode})"

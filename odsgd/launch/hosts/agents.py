@@ -6,7 +6,7 @@ import selectors
 import signal
 import subprocess
 import time
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Deque, Dict, List, Optional, Sequence
 
 from odsgd.launch import messages
 from odsgd.launch.hostfile import Host
@@ -27,25 +27,22 @@ STARTERS_END_WITHIN_S = 1.0
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 """How long a starter may take to end after we have hung up, and a starter whose agent has never spoken."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
-    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.wait_for_pods}
+    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.PodListener}
 """Launchers whose agents call us."""
 
 
-class Events(NamedTuple):
-    """The functions to call with what agents say."""
-
-    heard: Callable[[AgentConnection, Sequence[Message]], object]
-    host_lost: Callable[[str, List[Process], str, List[str]], object]
-    """Host, processes, reason and last lines."""
-    show: Callable[[str, str, str], object]
-    """A line that a starter has printed: whose, text, stream."""
-
-
 class Agents:
-    """Invariant: an agent that has gone before it said that nothing is left is reported as lost, once."""
+    """Calls `heard` with an agent's messages, `show_line` with a line that a starter has printed (whose, text, stream),
+    and `host_lost` with a host, its processes, the reason and the last lines.
 
-    def __init__(self, job: Job, plan: Plan, events: Events) -> None:
-        self.job, self.plan, self.events = job, plan, events
+    Invariant: an agent that has gone before it said that nothing is left is reported as lost, once.
+    """
+
+    def __init__(self, job: Job, plan: Plan, heard: Callable[[AgentConnection, Sequence[Message]], object],
+                 host_lost: Callable[[str, List[Process], str, List[str]], object],
+                 show_line: Callable[[str, str, str], object]) -> None:
+        self.job, self.plan = job, plan
+        self._heard, self._host_lost, self._show_line = heard, host_lost, show_line
         self.all: List[AgentConnection] = []
         self.ending = False
         self._selector = selectors.DefaultSelector()
@@ -153,7 +150,7 @@ class Agents:
             agent.channel.send(messages.Stop(0.0))
 
     def _read(self, agent: AgentConnection) -> None:
-        self.events.heard(agent, agent.channel.receive())
+        self._heard(agent, agent.channel.receive())
         if not agent.channel.open:
             self._selector.unregister(agent.channel.read_fd)
             if not agent.ended:
@@ -182,7 +179,7 @@ class Agents:
             last_words = self._selector.get_map().get(starter.stderr.fileno())
             if last_words:
                 last_words.data()
-        self.events.host_lost(host, processes, why, list(self._last_lines[label]))
+        self._host_lost(host, processes, why, list(self._last_lines[label]))
 
     # Starters
 
@@ -203,4 +200,4 @@ class Agents:
     def show(self, label: str, text: str, stream: str) -> None:
         """Show a line of an agent or of its starter, and keep it for the message that the agent is lost."""
         self._last_lines[label].append(text)
-        self.events.show(label, text, stream)
+        self._show_line(label, text, stream)

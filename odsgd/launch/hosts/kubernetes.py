@@ -11,7 +11,6 @@ import secrets
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 from typing import Any, Dict, List
 
@@ -25,6 +24,7 @@ from odsgd.launch.connections import handshake
 from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
 from odsgd.launch.hosts.ssh import AgentConnection, orders, program
 from odsgd.launch.plan import Job, Plan
+from odsgd.tools import ran
 
 Manifest = Dict[str, Any]
 MODULE = "odsgd.launch.pod"
@@ -49,11 +49,7 @@ def submit(job: Job, options: LaunchOptions) -> int:
     if not shutil.which(kubectl[0]):
         raise ConfigError(f"{kubectl[0]} is not a program on this machine; install kubectl, name it in ODSGD_KUBECTL, "
                           "or take the manifests that --dry-run shows to where it is")
-    try:
-        done = subprocess.run([*kubectl, "apply", "-f", "-"], input=text, capture_output=True, text=True,
-                              timeout=APPLIED_WITHIN_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"cannot run {kubectl[0]}: {error}") from None
+    done = ran([*kubectl, "apply", "-f", "-"], "--launcher kubernetes", APPLIED_WITHIN_S, text)
     if done.returncode:
         said = " ".join(done.stderr.split()) or "no reason given"
         print(f"odsgd launch: kubectl apply ended with exit code {done.returncode}: {said}", file=sys.stderr)
@@ -134,7 +130,7 @@ def _pod(path: str) -> Manifest:
 
 
 class PodListener(AgentListener):
-    """Its agents have the secret already, and get orders without it."""
+    """Waits for the agents of the other pods, which have the secret already, and get orders without it."""
 
     def __init__(self, job: Job, plan: Plan) -> None:
         self.job = job
@@ -147,11 +143,6 @@ class PodListener(AgentListener):
         del told.env["ODSGD_SECRET"]
         agent.channel.send(handshake.seal(told, self.secret, nonce))
         return agent
-
-
-def wait_for_pods(job: Job, plan: Plan) -> AgentListener:
-    """Wait for the agents of the other pods."""
-    return PodListener(job, plan)
 
 
 def pod_names(name: str, count: int) -> List[str]:

@@ -1,7 +1,7 @@
 """mpirun, Open MPI's or MPICH's, places one agent per worker; the agents call this machine's `AgentListener`."""
 import os
+import re
 import shutil
-import subprocess
 import sys
 from typing import Dict, List
 
@@ -11,6 +11,7 @@ from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import listener
 from odsgd.launch.hosts.ssh import program
 from odsgd.launch.plan import Job, Plan
+from odsgd.tools import ran
 
 
 def open_mpirun(job: Job, plan: Plan) -> listener.AgentListener:
@@ -49,10 +50,5 @@ def find() -> List[str]:
 
 
 def _is_open_mpi(mpirun: List[str]) -> bool:
-    try:
-        told = subprocess.run([*mpirun, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=30, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--launcher mpi: cannot run {mpirun[0]}: {why}") from None
-    return any(name in told for name in (b"Open MPI", b"OpenRTE", b"PRRTE", b"prte"))
+    version = ran([*mpirun, "--version"], "--launcher mpi", 30.0)
+    return re.search("Open MPI|OpenRTE|PRRTE|prte", version.stdout + version.stderr) is not None

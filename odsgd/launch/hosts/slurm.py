@@ -4,13 +4,13 @@ The launcher runs where srun does: in an sbatch script, or on a login node (sall
 slots; processes are placed as by a hostfile with these nodes.
 """
 import shutil
-import subprocess
 from typing import List, Mapping
 
 from kvstore.errors import ConfigError, shown
 from odsgd.launch.hostfile import MOST_SLOTS, Host
 from odsgd.launch.hosts import listener
 from odsgd.launch.plan import Job, Plan
+from odsgd.tools import ran
 
 ANSWERS_WITHIN_S = 30.0
 LIST, PER_NODE = "SLURM_JOB_NODELIST", "SLURM_NTASKS_PER_NODE"
@@ -25,11 +25,7 @@ def allocated(environ: Mapping[str, str]) -> List[Host]:
         if not shutil.which(name):
             raise ConfigError(f"--launcher slurm: {name} is not a program on this machine; install Slurm's client "
                               "commands here")
-    try:
-        asked = subprocess.run(["scontrol", "show", "hostnames", environ[LIST]], stdin=subprocess.DEVNULL,
-                               capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--launcher slurm: scontrol has not named the nodes of this allocation: {error}") from None
+    asked = ran(["scontrol", "show", "hostnames", environ[LIST]], "--launcher slurm", ANSWERS_WITHIN_S)
     nodes = asked.stdout.split()
     if asked.returncode or not nodes:
         raise ConfigError(f"--launcher slurm: scontrol cannot name the nodes of {LIST}={shown(environ[LIST])}: "

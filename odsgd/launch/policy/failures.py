@@ -94,6 +94,8 @@ def signal_name(number: int) -> str:
 
 @dataclass
 class Failure:
+    """A process has failed, or several together."""
+
     member: Optional[Member]
     text: str = ""
     admits_other_cause: bool = False  # its report blames another process

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from kvstore.job.aside import without_waiting
 from odsgd.launch import linux
@@ -73,12 +73,10 @@ def read(job: int) -> Optional[Facts]:
     return facts if isinstance(facts, dict) and _runs(job, facts) else None
 
 
-def running() -> List[int]:
-    """This user's jobs on this machine, as the numbers of their launchers' processes."""
-    if not _is_ours(folder()):
-        return []
-    jobs = [int(path.stem) for path in folder().glob("*.json") if path.stem.isdigit()]
-    return sorted(job for job in jobs if read(job) is not None)
+def running() -> Dict[int, Facts]:
+    """The status of this user's jobs on this machine, by the number of the launcher's process."""
+    jobs = sorted(int(path.stem) for path in folder().glob("*.json") if path.stem.isdigit())
+    return {job: facts for job, facts in zip(jobs, map(read, jobs)) if facts is not None}
 
 
 def _is_ours(path: Path) -> bool:

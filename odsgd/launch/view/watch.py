@@ -10,6 +10,7 @@ from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.launch.view import status_file
 from odsgd.launch.view.overview import Facts, line
+from odsgd.tools import aligned
 
 EVERY_S = 1.0
 STALE_S = 5.0
@@ -43,8 +44,9 @@ def main(argv: List[str]) -> int:
 
 def found(asked: Optional[str]) -> int:
     """The one job that `asked` names; ConfigError if there is none, or several."""
-    jobs = {job: facts for job in status_file.running() for facts in [status_file.read(job)] if facts is not None}
-    meant = [job for job, facts in jobs.items() if asked is None or _is(job, facts, asked)]
+    jobs = status_file.running()
+    meant = [job for job, facts in jobs.items() if asked in (None, str(job)) or
+             (asked and os.path.abspath(asked) == facts.get("out"))]
     if len(meant) == 1:
         return meant[0]
     there = "; ".join(f"{job}: {facts.get('command')}" for job, facts in jobs.items())
@@ -54,10 +56,6 @@ def found(asked: Optional[str]) -> int:
     if asked is None:
         raise ConfigError(f"{len(jobs)} jobs run; name one of them by its number: {there}")
     raise ConfigError(f"`{asked}` is no job that runs here, nor the folder of its run; there are {there}")
-
-
-def _is(job: int, facts: Facts, asked: str) -> bool:
-    return asked == str(job) or os.path.abspath(asked) == facts.get("out")
 
 
 def _watch(job: int) -> None:
@@ -124,13 +122,5 @@ def screen(facts: Facts, now: float, columns: int) -> str:
     return "\n".join([f"job {facts.get('job')}: {facts.get('command')}",
                       line(facts["status"], columns) if facts.get("status") else facts.get("starting")
                       or "no worker has begun to train", "",
-                      *_aligned(lines),
+                      aligned(lines, to_left=("process", "host", "doing")),
                       *([f"the launcher has said nothing for {silent_s:.0f} s"] if silent_s > STALE_S else [])])
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> List[str]:
-    """Lines of a table: names to the left, numbers to the right."""
-    left = [name in ("process", "host", "doing") for name in COLUMNS]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return ["  ".join(cell.ljust(width) if to_left else cell.rjust(width)
-                      for cell, width, to_left in zip(line, widths, left)).rstrip() for line in lines]

@@ -7,8 +7,8 @@ import pytest
 
 from kvstore.errors import ConfigError
 from kvstore.methods import find
-from odsgd.config.command import check_command
 from odsgd.config.train import TrainConfig
+from odsgd.launch.command import check_command
 from scripts.maintain import docs_tables
 from tests import methods
 from tests.odsgd.training.runs import final_weights, same_bits, tiny, train_together

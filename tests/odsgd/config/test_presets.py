@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from odsgd.config.command import check_command
 from odsgd.config.train import TrainConfig
 from odsgd.launch import command
+from odsgd.launch.command import check_command
 
 FOLDER = Path(__file__).parents[3] / "configs"
 CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - {FOLDER / "bench.yaml"})  # those are of `odsgd bench`

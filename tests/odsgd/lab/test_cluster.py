@@ -143,7 +143,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize("arguments, message", [
     (["upp"], "unknown action `upp`; did you mean `up`? Known: down, run, up"),
     (["up"], "--hosts N is needed: how many hosts"),
-    (["up", "--hosts", "two"], "argument --hosts: got `two`, expected a whole number (see odsgd cluster --help)"),
+    (["up", "--hosts", "two"], "argument --hosts: invalid int value: 'two' (see odsgd cluster --help)"),
     (["up", "--hosts", "2", "--rate", "1"],
      "--rate 1: expected a rate from 1mbit to 100gbit, e.g. `1gbit` or `100mbit`"),
     (["up", "--hosts", "2", "--host-rate", "1"],

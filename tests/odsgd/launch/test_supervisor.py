@@ -106,8 +106,7 @@ def test_an_agent_whose_streams_all_end_in_one_turn_of_the_loop_is_lost_once() -
     asked = job(1, 0, A)
     lost: List[Any] = []
     plan = make_plan(asked, ROOT)
-    events = hosts_agents.Events(lambda *said: None, lambda *told: lost.append(told), lambda *line: None)
-    agents = hosts_agents.Agents(asked, plan, events)
+    agents = hosts_agents.Agents(asked, plan, lambda *said: None, lambda *told: lost.append(told), lambda *line: None)
     starter = subprocess.Popen(["sh", "-c", "exit 3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
     starter.wait()  # so that the loop finds both ends at once

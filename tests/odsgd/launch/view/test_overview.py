@@ -139,7 +139,7 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
     (status_file.folder() / f"{ended.pid}.json").write_text(json.dumps({"command": "killed", "start_time": ""}))
     mine = (status_file.folder() / f"{os.getpid()}.json").read_text()
     (status_file.folder() / "1.json").write_text(mine)  # killed, and its number is another process's now
-    assert status_file.running() == [os.getpid()]
+    assert list(status_file.running()) == [os.getpid()]
     with pytest.raises(ConfigError, match=r"nobody can join job .*: its launcher is of another version of odsgd"):
         join.main([str(os.getpid())])
     note.write({"closed": "no place is empty", "joiners": []})
@@ -152,7 +152,7 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
         join.main([])
     assert (note.take_request(), note.take_request()) == (True, False)
     note.close()
-    assert status_file.running() == []
+    assert list(status_file.running()) == []
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,4 +160,4 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypat
     status_file.folder().mkdir()
     status_file.folder().chmod(0o777)
     status_file.StatusFile().write({"command": "train"})
-    assert list(status_file.folder().iterdir()) == [] and status_file.running() == []
+    assert list(status_file.folder().iterdir()) == [] and list(status_file.running()) == []
