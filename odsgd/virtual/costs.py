@@ -1,9 +1,10 @@
 """How long processors, servers, links and rings take for each bucket, and which links a message passes."""
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.codecs import codec
 from kvstore.messages.header import HEADER
+from kvstore.messages.seam import TrafficSettings
 from odsgd.virtual.description import VirtualCluster
 
 NS = 1e9
@@ -15,29 +16,32 @@ def ns(seconds: float) -> int:
 
 
 class Costs:
-    """What processors take, in nanoseconds by bucket."""
+    """The time that processors take, in nanoseconds by bucket. `slower`: a factor on all of it."""
 
     def __init__(self, cluster: VirtualCluster, method: Any, buckets: Sequence[Bucket], codec_name: str,
-                 transport: str) -> None:
+                 transport: str, slower: float) -> None:
+        def work(seconds: float) -> int:
+            return ns(slower * seconds)
+
         megabytes = [WIRE_DTYPE.itemsize * bucket.size / 1e6 for bucket in buckets]
         worker, server = cluster.worker, cluster.server
         per_update = server.rules.get(method.name, server.update)
         coded = cluster.codecs.get(codec_name, 0.0) if transport == "server" else 0.0  # on a ring at every hop
-        self.message = ns(worker.message)
+        self.message = work(worker.message)
         own = worker.stores.get(method.name, 0.0)
-        self.gather = [ns((worker.gather + own + coded) * mb) for mb in megabytes]
-        self.step = [ns(worker.step * mb) for mb in megabytes]
-        self.scatter = [ns((worker.scatter + coded) * mb) for mb in megabytes]
-        self.receive = [ns(server.message + (server.receive + coded) * mb) for mb in megabytes]
-        self.update = [ns((per_update + 2 * coded) * mb) for mb in megabytes]  # the server decodes its answer, too
+        self.gather = [work((worker.gather + own + coded) * mb) for mb in megabytes]
+        self.step = [work(worker.step * mb) for mb in megabytes]
+        self.scatter = [work((worker.scatter + coded) * mb) for mb in megabytes]
+        self.receive = [work(server.message + (server.receive + coded) * mb) for mb in megabytes]
+        self.update = [work((per_update + 2 * coded) * mb) for mb in megabytes]  # the server decodes its answer, too
         share = cluster.workers if transport == "sharded" else 1
-        self.on_workers = [ns(worker.step * mb / share) for mb in megabytes]  # U
-        rings = [_ring(cluster, bucket, codec_name) for bucket in buckets]
+        self.on_workers = [work(worker.step * mb / share) for mb in megabytes]  # U
+        rings = [_ring(cluster, bucket, codec_name, slower) for bucket in buckets]
         self.ring = [(busy, delay) for busy, delay, _ in rings]
         self.hops = [hops for _, _, hops in rings]
 
 
-def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str) -> Tuple[int, int, int]:
+def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str, slower: float) -> Tuple[int, int, int]:
     """How long a sum keeps the ring busy, how much later it is over, and what it takes of each worker's processor."""
     p = cluster.workers
     if p == 1:
@@ -46,10 +50,10 @@ def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str) -> Tuple[int
     block = -(-bucket.size // p)
     transfer = max(link.message + codec(codec_name).nbytes(block) / link.goodput for link in links)
     coded = 2 * cluster.codecs.get(codec_name, 0.0) + cluster.worker.gather
-    host = cluster.worker.message + coded * WIRE_DTYPE.itemsize * block / 1e6
-    hops = 2 * (p - 1)
-    work = host - cluster.worker.gather * WIRE_DTYPE.itemsize * block / 2e6  # what is whole is passed on, not added
-    return ns(hops * max(transfer, host)), ns(hops * max(link.latency for link in links)), ns(hops * work)
+    host = slower * (cluster.worker.message + coded * WIRE_DTYPE.itemsize * block / 1e6)
+    hops, latency = 2 * (p - 1), slower * max(link.latency for link in links)
+    not_added = slower * cluster.worker.gather * WIRE_DTYPE.itemsize * block / 2e6  # what is whole is passed on
+    return ns(hops * max(transfer, host)), ns(hops * latency), ns(hops * (host - not_added))
 
 
 class Links:
@@ -59,27 +63,28 @@ class Links:
     server's host; and back.
 
     busy : how long, by link and by what passes it: of bucket b a push (b), an answer (b + B), or a header (b + 2 B)
+    slower : a factor on the latency, most of which processors take to wake up
     """
 
-    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket], codec_name: str,
-                 back: Optional[str] = None) -> None:
+    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket], traffic: TrafficSettings,
+                 slower: float) -> None:
         self._cluster, self.hosts, racks = cluster, len(cluster.host_names()), cluster.racks
         links = [cluster.link(host) for host in range(self.hosts)]
         self._uplinks = 0 if racks is None else -(-self.hosts // racks.hosts)
         across = min(cluster.workers, cluster.servers) > 1
         kinds = [(link.goodput * (1 - link.crossing * across), link.message) for link in links] * 2
         kinds += [(racks.goodput, 0.0)] * 2 * self._uplinks if racks else []
-        self.latency = [ns(link.latency) for link in links] + [0] * (self.hosts + 2 * self._uplinks)
-        nbytes = [codec(codec_name).nbytes(bucket.size) + WIRE_DTYPE.itemsize * HEADER for bucket in buckets]
-        header = WIRE_DTYPE.itemsize * HEADER
-        weights = [codec(back or codec_name).nbytes(bucket.size) + header for bucket in buckets]
-        passes = [*nbytes, *weights, *[header] * len(buckets)]
+        self.latency = [ns(slower * link.latency) for link in links] + [0] * (self.hosts + 2 * self._uplinks)
+        there, back, header = codec(traffic.codec), codec(traffic.codec_weights), WIRE_DTYPE.itemsize * HEADER
+        pushes = [there.nbytes(bucket.size) + header for bucket in buckets]
+        answers = [back.nbytes(bucket.size) + header for bucket in buckets]
+        passes = [*pushes, *answers, *[header] * len(buckets)]
         busy = {kind: [ns(kind[1] + n / kind[0]) for n in passes] for kind in set(kinds)}
         self.busy = [busy[kind] for kind in kinds]
         self.free = [0] * len(kinds)  # when each link is
         per_byte = cluster.links.processor / 1e6
-        self.sent = [ns(per_byte * n) for n in nbytes]
-        blocks = [codec(codec_name).nbytes(-(-bucket.size // cluster.workers)) for bucket in buckets]
+        self.sent = [ns(per_byte * n) for n in pushes]
+        blocks = [there.nbytes(-(-bucket.size // cluster.workers)) for bucket in buckets]
         self.summed = [ns(per_byte * 2 * (cluster.workers - 1) * cluster.workers * n) for n in blocks]
         self._ways: Dict[Tuple[int, int], Tuple[List[int], int]] = {}
 

@@ -183,7 +183,7 @@ class ServerCost(_Checked):
 
 @dataclasses.dataclass(frozen=True)
 class VirtualCluster(_Checked):
-    """All of it, checked. Made from keywords, or by `of` from tables."""
+    """A whole cluster, checked. Made from keywords, or by `of` from tables."""
 
     workers: int = option(2, integer(1), "number of workers")
     servers: int = option(1, integer(1), "number of servers; a ring has none")
@@ -222,7 +222,7 @@ class VirtualCluster(_Checked):
         return (*(f"worker{m}" for m in range(self.workers)), *(f"server{s}" for s in range(own)))
 
     def host_of_server(self, server_rank: int) -> int:
-        """Its number."""
+        """The number of a server's host."""
         return self.workers + server_rank if self.placement == "apart" else server_rank
 
     def check_transport(self, transport: str) -> None:
@@ -262,24 +262,6 @@ def _chosen(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _chosen(own) for name, own in value.items()}
     return str(value) if isinstance(value, Draws) else value
-
-
-def slowed(cluster: VirtualCluster, factor: float) -> VirtualCluster:
-    """The same where all that a processor does takes longer by a factor: gathering, messages, updates, waking up."""
-    def longer(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: longer(each) for name, each in value.items()}
-        return Quantity(factor * value)
-
-    def all_of(part: Any) -> Any:
-        return dataclasses.replace(part, **{name: longer(value) for name, value in vars(part).items()})
-
-    def link(one: Link) -> Link:
-        return dataclasses.replace(one, latency=longer(one.latency))
-
-    return dataclasses.replace(cluster, worker=all_of(cluster.worker), server=all_of(cluster.server),
-                               codecs=longer(cluster.codecs), links=link(cluster.links),
-                               hosts={label: link(own) for label, own in cluster.hosts.items()})
 
 
 def _made(kind: Type[Part], where: str, values: Any) -> Part:

@@ -112,18 +112,18 @@ class Simulation:
     programs : what the workers do
     buckets : in the order in which they are iterated
     parameters : in the order of the layers
-    codec_name : of gradients, and of weights on their way back, unless `traffic` has another one for these
     transport : `server`, `ring` or `sharded`
+    slower : a factor on the time of all processors
     """
 
     def __init__(self, cluster: VirtualCluster, method: Any, programs: Programs, buckets: Sequence[Bucket],
-                 parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server",
-                 traffic: Optional[TrafficSettings] = None) -> None:
+                 parameters: Sequence[Parameter], transport: str, traffic: TrafficSettings, slower: float = 1.0
+                 ) -> None:
         self.cluster, self.programs, self.synchronous = cluster, programs, not method.asynchronous
         self.buckets, self.num_workers = list(buckets), cluster.workers
-        self.costs = Costs(cluster, method, self.buckets, codec_name, transport)
-        self.links = Links(cluster, self.buckets, codec_name, None if traffic is None else traffic.codec_weights)
-        B, self._rounds = len(self.buckets), traffic is not None and traffic.quorum > 0
+        self.costs = Costs(cluster, method, self.buckets, traffic.codec, transport, slower)
+        self.links = Links(cluster, self.buckets, traffic, slower)
+        B, self._rounds = len(self.buckets), traffic.quorum > 0
         self._sizes = {"exchange": (0, 2 * B if self._rounds else B), "fetch": (2 * B if self._rounds else 0, B)}
         self.passes = PassTimes(cluster, self.buckets, parameters)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}

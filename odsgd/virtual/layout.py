@@ -9,7 +9,7 @@ from odsgd.virtual.description import VirtualCluster
 
 def on_servers(parameters: Sequence[Parameter], traffic: TrafficSettings, keys: Keys, cluster: VirtualCluster
                ) -> List[Bucket]:
-    """As `pslite.ParameterServer.plan`."""
+    """The buckets that `pslite.ParameterServer.plan` makes."""
     return sizing.on_servers(parameters, traffic, keys, cluster.workers, lambda: round_pace(cluster))
 
 

@@ -22,7 +22,7 @@ from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.transports.buffers import Window
 
 LR = 0.1
-"""Of the steps that are recorded; no method asks for other things because of it."""
+"""The rate of the steps that are recorded; no method asks for other things because of it."""
 
 
 class Op(NamedTuple):
@@ -35,7 +35,7 @@ class Op(NamedTuple):
 
 
 Program = List[List[Op]]
-"""Of one iteration, by the position of the bucket."""
+"""The ops of one iteration, by the position of the bucket."""
 
 
 class Programs:
@@ -58,7 +58,7 @@ class Programs:
         self._by_rank = [self._kinds[each] for each in own]
 
     def of(self, t: int, worker_rank: int = 0) -> Program:
-        """That of iteration `t`."""
+        """A worker's program of iteration `t`."""
         return self._by_rank[worker_rank].of(t)
 
     def arrays(self) -> int:
@@ -133,7 +133,7 @@ class _Asked(Pending):
 
 
 class _Recorder:
-    """Both kinds write into `ops`."""
+    """The common part of both kinds of holder: they write into `ops`."""
 
     def __init__(self, buckets: Sequence[Bucket], answer: Array) -> None:
         self.ops: List[Op] = []

@@ -6,33 +6,29 @@ difference: a server has a bar of `merge` for each message, since it is known wh
 import collections
 import secrets
 from pathlib import Path
-from typing import Any, Deque, Dict, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, Optional, Tuple
 
-from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
-from kvstore.messages.seam import TrafficSettings
+from kvstore.messages.buckets import WIRE_DTYPE
 from kvstore.tracing.trace import Trace
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import LaneTimes, Simulation, WorkerTimes
-from odsgd.virtual.programs import Programs
 
 
 class TracedSimulation(Simulation):
     """The same simulation, step by step, with a trace of every worker and every server in `folder`."""
 
-    def __init__(self, folder: Path, cluster: VirtualCluster, method: Any, programs: Programs,
-                 buckets: Sequence[Bucket], parameters: Sequence[Parameter], codec_name: str, transport: str,
-                 traffic: Optional[TrafficSettings] = None) -> None:
-        super().__init__(cluster, method, programs, buckets, parameters, codec_name, transport, traffic)
-        names, job = cluster.host_names(), secrets.token_hex(6)
+    def __init__(self, folder: Path, cluster: VirtualCluster, *job: Any) -> None:
+        super().__init__(cluster, *job)
+        names, job_id = cluster.host_names(), secrets.token_hex(6)
 
         def trace(role: str, rank: int, host: int) -> Trace:
-            return Trace(folder, {"role": role, "rank": rank, "host": names[host], "boot": "virtual", "job": job,
+            return Trace(folder, {"role": role, "rank": rank, "host": names[host], "boot": "virtual", "job": job_id,
                                   "wall_s": 0.0, "monotonic_s": 0.0})
 
         self._traces = [trace("worker", m, m) for m in range(cluster.workers)]
-        serving = cluster.servers if transport == "server" else 0
-        self._serving = [trace("server", rank, cluster.host_of_server(rank)) for rank in range(serving)]
+        serving = range(0 if self._ring else cluster.servers)
+        self._serving = [trace("server", rank, cluster.host_of_server(rank)) for rank in serving]
         self._waited: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # worker, bucket
 
     def _bar(self, trace: Trace, lane: str, b: int, began: int, ended: int) -> None:
@@ -77,6 +73,6 @@ class TracedSimulation(Simulation):
             self._bar(self._serving[server], "update", b, merged, self._server_free[server])
 
     def close(self) -> None:
-        """All is over."""
+        """Finish the files: nothing more will happen."""
         for trace in (*self._traces, *self._serving):
             trace.close()

@@ -18,7 +18,7 @@ from kvstore.methods.contract import Method
 from kvstore.transports.rounds import on_ring
 from odsgd.virtual import layout
 from odsgd.virtual.costs import NS, ns
-from odsgd.virtual.description import VirtualCluster, slowed
+from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
 from odsgd.virtual.fast import FastSimulation
 from odsgd.virtual.programs import Programs
@@ -113,8 +113,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
                on_ring(layers, traffic, Keys(1), cluster.workers))
     programs = Programs(method, options, cluster.workers, buckets, method.local_optimizer(options) is not None,
                         kind != "server", layout.window(layers, traffic) if kind == "server" else None)
-    hosts = cluster if slower == 1 else slowed(cluster, slower)
-    return made_by(hosts, method, programs, buckets, layers, traffic.codec, kind, traffic)
+    return made_by(cluster, method, programs, buckets, layers, kind, traffic, slower)
 
 
 def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:

@@ -74,8 +74,7 @@ class VirtualStage(Stage):
         window = None if ring else layout.window(layers, setup.traffic)
         local = method.local_optimizer(options) is not None
         programs = Programs(method, options, self.num_workers, setup.buckets, local, ring, window)
-        job = (self.cluster, method, programs, setup.buckets, layers, setup.traffic.codec,
-               "ring" if ring else "server", setup.traffic)
+        job = (self.cluster, method, programs, setup.buckets, layers, "ring" if ring else "server", setup.traffic)
         self.simulation = Simulation(*job) if self._trace is None else TracedSimulation(Path(self._trace), *job)
 
     def finish_trace(self) -> None:
