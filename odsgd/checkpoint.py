@@ -21,8 +21,8 @@ from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
 from odsgd.training.checkpoint import disk, manifests, resuming
+from odsgd.training.checkpoint.checkpoint import CheckpointWriter
 from odsgd.training.checkpoint.mirror import CheckpointMirror, mirror_at
-from odsgd.training.checkpoint.writer import CheckpointWriter
 
 
 def latest(folder: Union[str, Path]) -> int:

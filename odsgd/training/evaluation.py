@@ -30,7 +30,7 @@ def test(batches: Iterator[Any], compute: TestBatch) -> Sums:
 
 
 def as_metrics(sums: Sums) -> Dict[str, float]:
-    """As records have them."""
+    """Loss and accuracy under their names in the metrics."""
     return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
 
 
@@ -51,34 +51,9 @@ class _Evaluation:
         return False
 
     def sums(self) -> Sums:
-        """What was counted. Waits."""
+        """The sums over all batches. Waits."""
         self._meter.drain()
         return self._sums
-
-
-class Beside:
-    """The evaluation of the global weights of now, beside training. `done` is called with its metrics."""
-
-    def __init__(self, store: Store, batches: Iterator[Any], compute: TestBatch,
-                 done: Callable[[Dict[str, float]], None]) -> None:
-        self._store, self._snapshot, self._done = store, store.snapshot(), done
-        self._evaluation: Optional[_Evaluation] = _Evaluation(batches, compute)
-
-    def advance(self) -> bool:
-        """Queue a batch; whether there is more to do."""
-        if self._evaluation is None:
-            return False
-        with self._store.showing(self._snapshot):
-            more = self._evaluation.next()
-        if not more:
-            evaluation, self._evaluation = self._evaluation, None
-            self._done(as_metrics(evaluation.sums()))
-        return more
-
-    def finish(self) -> None:
-        """All that is left. Waits."""
-        while self.advance():
-            pass
 
 
 class Evaluator:
@@ -95,7 +70,8 @@ class Evaluator:
                  run_log: RunLog, take_over: Callable[[], None], untold: Optional[Dict[str, Any]]) -> None:
         self._config, self._store, self._batches, self._compute = config, store, batches, compute
         self._run_log, self._take_over, self.untold = run_log, take_over, untold
-        self._beside: Optional[Beside] = None
+        self._snapshot: Any = None  # the weights that the evaluation beside the training is of
+        self._beside: Optional[_Evaluation] = None
 
     @pulse.doing("evaluation")
     def evaluate(self) -> Dict[str, float]:
@@ -118,20 +94,25 @@ class Evaluator:
 
     def begin_beside(self, record: Dict[str, Any]) -> None:
         """Evaluate the global weights of now beside the next epoch; the record of this epoch is told then."""
-        self.untold = record
-        self._beside = Beside(self._store, self._batches(), self._compute, self._tell)
+        self.untold, self._snapshot = record, self._store.snapshot()
+        self._beside = _Evaluation(self._batches(), self._compute)
 
-    def advance(self) -> None:
-        """After an iteration: the next batch of the evaluation beside it, if there is one."""
-        if self._beside is not None and not self._beside.advance():
-            self._beside = None
+    def advance(self) -> bool:
+        """After an iteration: queue the next batch of the evaluation beside it; whether there was one."""
+        if self._beside is None:
+            return False
+        with self._store.showing(self._snapshot):
+            more = self._beside.next()
+        if not more:
+            evaluation, self._beside, self._snapshot = self._beside, None, None
+            self._tell(as_metrics(evaluation.sums()))
+        return more
 
     @pulse.doing("evaluation")
     def finish(self) -> None:
         """Wait for the evaluation beside the training, if there is one."""
-        if self._beside is not None:
-            self._beside.finish()
-            self._beside = None
+        while self.advance():
+            pass
 
     def tell_untold(self, begin: Callable[[], None]) -> None:
         """Evaluate the checkpoint's weights for an epoch that is untold in the metrics, too. Collective; `begin` gets
@@ -152,5 +133,5 @@ class Evaluator:
 
 
 def sum_over_workers(store: Store, sums: Sums) -> Sums:
-    """Of all workers. Collective; waits."""
+    """The sums of all workers together. Collective; waits."""
     return Sums(*map(float, store.allreduce(np.array(dataclasses.astuple(sums), np.float32))))

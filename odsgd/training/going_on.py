@@ -1,7 +1,6 @@
 """Whether a run goes on with the run in its folder, and whether the two are of one kind."""
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any, Collection, Dict, List, Optional, Tuple
 
@@ -52,19 +51,13 @@ def _check(manifest: Dict[str, Any], config: TrainConfig, store: Store, net: Any
     """ConfigError unless a checkpoint fits this run. With ``-n MIN:MAX`` the number of workers may have changed."""
     workers = {"num_workers": store.num_workers, "batches_per_epoch": batches_per_epoch}
     others = environment.most_workers() is not None and manifest["num_workers"] != store.num_workers
-    now = {**({} if others else workers), "cluster": cluster(config, manifest.get("cluster"))}
+    now = {**({} if others else workers), "cluster": cluster(config)}
     manifests.check_facts(manifest, now, config.mismatches(manifest["config"] or {}))
     manifests.check_model(manifest, net)
 
 
-def cluster(config: TrainConfig, saved: Optional[str] = None) -> Optional[str]:
-    """Text that tells one virtual cluster from another; None for a real cluster.
-
-    `saved`: the text in a checkpoint, where earlier versions put a checksum of all settings.
-    """
+def cluster(config: TrainConfig) -> Optional[str]:
+    """Text that tells one virtual cluster from another; None for a real cluster."""
     if config.cluster is None:
         return None
-    before = f"virtual, checksum {zlib.crc32(repr(config.virtual_cluster).encode()):08x}"
-    if saved == before:
-        return before
     return f"virtual, settings {description.checksum(config.virtual_cluster):08x}"

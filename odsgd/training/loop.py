@@ -39,17 +39,16 @@ from odsgd import timeline
 from odsgd.config.train import TrainConfig
 from odsgd.training import devices, going_on, randomness
 from odsgd.training.checkpoint import disk
+from odsgd.training.checkpoint.checkpoint import CheckpointWriter
 from odsgd.training.checkpoint.mirror import MirrorError, mirror_at
-from odsgd.training.checkpoint.writer import CheckpointWriter
 from odsgd.training.data import data
 from odsgd.training.data.datasets import Arrays
 from odsgd.training.evaluation import Evaluator, sum_over_workers
-from odsgd.training.measurements import Measurements
+from odsgd.training.measurements import Measurements, StalenessReader
 from odsgd.training.models import models
 from odsgd.training.run_log import RunLog, versions
 from odsgd.training.schedule import EpochProgress, EpochShares, Schedule
 from odsgd.training.stability import warnings_about
-from odsgd.training.staleness import StalenessReader
 from odsgd.training.step.passes import passes_for
 
 
@@ -113,7 +112,7 @@ class Training:
                                             lambda line: self.run_log.warn(line), self.mirror, self.frozen)
 
     def _trainer(self) -> Any:
-        """For all parameters but the frozen ones, which the store never sees."""
+        """The trainer of all parameters but the frozen ones, which the store never sees."""
         learning = {name: one for name, one in self.net.collect_params().items() if name not in self.frozen}
         optimizer = self.config.optimizer
         try:
@@ -124,7 +123,7 @@ class Training:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """From the first iteration, or the checkpoint, to the last."""
+        """Train from the first iteration, or from the checkpoint, to the last iteration."""
         with disk.held(self.folder.parent, self.store.rank):
             self._run()
 
@@ -160,7 +159,7 @@ class Training:
         self.store.close()
 
     def _begin_store(self) -> None:
-        """What the first step would do."""
+        """Begin as the first step would."""
         self.trainer._init_kvstore()
         self.trainer._init_params()
         self.store.begin()

@@ -1,14 +1,15 @@
-"""Loss, accuracy, speed and learning rates of one worker: of a few iterations, and of an epoch."""
+"""Loss, accuracy, speed and learning rates of one worker: of a few iterations, and of an epoch; and staleness."""
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Union
 
 from kvstore.errors import DivergedError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
 from kvstore.messages.seam import Transport
+from kvstore.session.staleness import Staleness, mean
 from odsgd.config.train import TrainConfig
 from odsgd.training.metrics import Clock, Meter, Sums, VirtualClock
 from odsgd.training.schedule import Schedule
@@ -82,7 +83,7 @@ class Measurements:
         return {} if scaler is None else {"loss_scale": scaler.loss_scale, "left_out": self._store.session.left_out}
 
     def _virtual(self, interval: Interval, iterations: int) -> Dict[str, float]:
-        """The same numbers in virtual time, where there is one."""
+        """Time and speed on the virtual cluster's clock; empty for a real cluster."""
         now = self.virtual.read()
         if now is None or interval.virtual_s is None:
             return {}
@@ -90,3 +91,62 @@ class Measurements:
         samples = iterations * self._config.worker_batch_size * self._store.num_workers
         return {"virtual_seconds": now, "virtual_iteration_ms": 1000 * seconds / iterations,
                 "virtual_samples_per_s": samples / seconds if seconds else math.nan}
+
+
+class StalenessReader:
+    """Reads what the servers of an asynchronous job have counted, against the clock; made after the first step.
+
+    Only worker 0 asks. An answer waits only for the servers, so the other workers are not held up. Seconds are worker
+    0's of training, or virtual ones; they stand still during evaluations and checkpoints, in which nobody pushes. What
+    the numbers mean: docs/explanation/staleness.md.
+    """
+
+    def __init__(self, store: Store, clock: Union[Clock, VirtualClock]) -> None:
+        self._store, self._clock = store, clock
+        self._first = self._last = self._read()
+        self.arrived: Dict[int, int] = {}
+        """Gradients by their staleness, between the last two calls of `interval`."""
+
+    def interval(self) -> Dict[str, float]:
+        """Mean staleness of the gradients that arrived since the last call, and updates of the weights per second."""
+        before, self._last = self._last, self._read()
+        earlier = before.counted.histogram
+        self.arrived = {tau: count - earlier.get(tau, 0) for tau, count in self._last.counted.histogram.items()
+                        if count > earlier.get(tau, 0)}
+        return {"staleness_mean": self._last.mean_since(before), "updates_per_s": self._last.speed_since(before)}
+
+    def result(self) -> Dict[str, Any]:
+        """All that was counted, for a JSON file; after a resume of the whole run, but the speed of what came since.
+
+        `lost_workers`: those without whom the job has gone on (`--on-worker-loss continue`); what they pushed counts.
+        """
+        reading = self._read()
+        counted = reading.counted
+        return {"store": self._store.type, "num_workers": self._store.num_workers,
+                "staleness_mean": counted.mean, "staleness_max": counted.max,
+                "pushes": counted.pushes, "updates_per_bucket": counted.updates_per_bucket,
+                "updates_per_s": reading.speed_since(self._first), "lr_mean": counted.lr_mean,
+                "histogram": counted.histogram, "lost_workers": sorted(environment.absent_workers()),
+                "workers": {rank: {"staleness_mean": mean(taus), "staleness_max": max(taus),
+                                   "pushes": sum(taus.values()), "histogram": taus}
+                            for rank, taus in counted.by_worker.items()}}
+
+    def _read(self) -> _Reading:
+        return _Reading(self._store.statistics(), self._clock.read() or 0.0)
+
+
+class _Reading:
+    """What was counted at an instant of the clock."""
+
+    def __init__(self, counted: Staleness, clock_s: float) -> None:
+        self.counted, self.clock_s = counted, clock_s
+        self.tau_sum = sum(tau * pushes for tau, pushes in counted.histogram.items())
+
+    def mean_since(self, before: _Reading) -> float:
+        """0 if nothing has arrived."""
+        return (self.tau_sum - before.tau_sum) / max(self.counted.pushes - before.counted.pushes, 1)
+
+    def speed_since(self, before: _Reading) -> float:
+        """Updates of a bucket per second; 0 if no time has passed."""
+        seconds = self.clock_s - before.clock_s
+        return (self.counted.updates_per_bucket - before.counted.updates_per_bucket) / seconds if seconds > 0 else 0.0

@@ -88,7 +88,7 @@ class Clock:
         return self._passed_s + (0.0 if self._since is None else time.perf_counter() - self._since)
 
     def stop(self) -> None:
-        """What follows is not training."""
+        """Stop counting: what follows is not training."""
         self._passed_s, self._since = self.read(), None
 
     def go_on(self) -> None:
@@ -109,7 +109,7 @@ class VirtualClock:
         return None if self._seconds is None else self._before_s + self._seconds()
 
     def go_on_from(self, seconds: Optional[float]) -> None:
-        """So many have passed before this process."""
+        """Count on from the seconds that had passed before this process."""
         self._before_s = seconds or 0.0
 
 

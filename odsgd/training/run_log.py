@@ -155,6 +155,6 @@ def lr_local_words(config: TrainConfig) -> str:
 
 
 def versions() -> Dict[str, str]:
-    """Of what decides about the bits."""
+    """The versions of all software that decides about the bits."""
     engines: Dict[str, str] = {one: sys.modules[one].__version__ for one in ("mxnet", "torch") if one in sys.modules}
     return {"odsgd": __version__, **engines, "numpy": np.__version__, "python": platform.python_version()}

@@ -134,7 +134,7 @@ class EpochProgress(NamedTuple):
         return self.moved if epoch == self.epoch else 0
 
     def divided_anew(self, iteration: int, examples: int, before: EpochShares, now: EpochShares) -> EpochProgress:
-        """From `iteration` on there are other workers. What is left of the epoch is theirs."""
+        """The progress with other workers from `iteration` on, who share what is left of the epoch."""
         epoch, position = divmod(iteration + self.ahead, before.batches_per_epoch)
         dealt = position * before.global_batch + (self.offset(epoch) if position else 0)
         left = min(now.batches_per_epoch, (examples - dealt) // now.global_batch)

@@ -11,7 +11,7 @@ the bounds were measured: docs/explanation/staleness.md.
 """
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import List
 
 from kvstore.methods.local_optimizers import PLAIN
 from odsgd.config.train import TrainConfig
@@ -24,61 +24,43 @@ def warnings_about(config: TrainConfig, num_workers: int) -> List[str]:
     """One line for every bound that `config` is beyond, with the number and what to do."""
     if not config.asynchronous or num_workers == 1 or config.optimizer not in PLAIN:
         return []
-    step, momentum = effective_step(config, num_workers), total_momentum(config, num_workers)
+    steps = Steps(config, num_workers)
     lines = []
-    if step > MOST_STEP:
-        lines.append(f"effective step {step:.4g} = {_step_words(config, num_workers)}: above {MOST_STEP:g} "
-                     f"asynchronous training is known to diverge. {_remedies(config, step)}")
-    if momentum > MOST_MOMENTUM:
-        lines.append(f"total momentum {momentum:.4g}: {_momentum(config)[1]:g} of its own, the rest from "
-                     f"{config.method.traits(config.options, num_workers).in_flight} gradients in flight; above "
-                     f"{MOST_MOMENTUM} asynchronous training is known to swing or diverge. Set momentum to 0, or take "
-                     "fewer workers (softsync: a smaller n)")
+    if steps.effective > MOST_STEP:
+        lines.append(f"effective step {steps.effective:.4g} = {steps}: above {MOST_STEP:g} asynchronous training is "
+                     f"known to diverge. {steps.remedies()}")
+    if steps.total_momentum > MOST_MOMENTUM:
+        lines.append(f"total momentum {steps.total_momentum:.4g}: {steps.momentum:g} of its own, the rest from "
+                     f"{steps.in_flight} gradients in flight; above {MOST_MOMENTUM} asynchronous training is known to "
+                     "swing or diverge. Set momentum to 0, or take fewer workers (softsync: a smaller n)")
     return lines
 
 
-def effective_step(config: TrainConfig, num_workers: int) -> float:
-    """Of the largest learning rate of the schedule."""
-    return _lr(config) * _factor(config, num_workers) / max(1 - _momentum(config)[1], 1e-9)
+class Steps:
+    """How large the steps of an asynchronous job are at the largest learning rate of its schedule."""
 
+    def __init__(self, config: TrainConfig, num_workers: int) -> None:
+        traits = config.method.traits(config.options, num_workers)
+        trainers = "momentum", float(config.optimizer_arguments().get("momentum", 0.0))
+        self.momentum_option, self.momentum = traits.momentum or trainers
+        self.lr, self.in_flight = max(config.lr, config.lr_warmup_from), traits.in_flight
+        self._factor = min(self.in_flight, 2) if traits.damped else self.in_flight  # of lr
+        self._counted = ("fresh gradients" if traits.damped else
+                         "updates in flight (n)" if self.in_flight < num_workers else "workers")
+        self._may_be_damped = traits.momentum is None and not traits.damped
+        self.effective = self.lr * self._factor / max(1 - self.momentum, 1e-9)
+        self.total_momentum = 1 - (1 - self.momentum) / self.in_flight
 
-def total_momentum(config: TrainConfig, num_workers: int) -> float:
-    """The momentum of the optimizer and of asynchrony together."""
-    return 1 - (1 - _momentum(config)[1]) / config.method.traits(config.options, num_workers).in_flight
+    def __str__(self) -> str:
+        times = f" x {self._factor} {self._counted}" if self._factor > 1 else ""
+        share = f" / (1 - {self.momentum_option} {self.momentum:g})" if self.momentum else ""
+        return f"lr {self.lr:g}{times}{share}"
 
-
-def _factor(config: TrainConfig, num_workers: int) -> int:
-    """What multiplies lr."""
-    traits = config.method.traits(config.options, num_workers)
-    return min(traits.in_flight, 2) if traits.damped else traits.in_flight
-
-
-def _lr(config: TrainConfig) -> float:
-    return max(config.lr, config.lr_warmup_from)
-
-
-def _step_words(config: TrainConfig, num_workers: int) -> str:
-    factor, (name, momentum) = _factor(config, num_workers), _momentum(config)
-    traits = config.method.traits(config.options, num_workers)
-    few = traits.in_flight < num_workers
-    what = "fresh gradients" if traits.damped else "updates in flight (n)" if few else "workers"
-    times = f" x {factor} {what}" if factor > 1 else ""
-    return f"lr {_lr(config):g}{times}" + (f" / (1 - {name} {momentum:g})" if momentum else "")
-
-
-def _remedies(config: TrainConfig, step: float) -> str:
-    """What would do, each by itself."""
-    (name, momentum), traits = _momentum(config), config.method.traits(config.options, 1)
-    remedies = [f"lower lr to {_lr(config) * MOST_STEP / step:.3g}"]
-    if momentum and step * (1 - momentum) <= MOST_STEP:
-        remedies.append(f"set {name} to 0")
-    if traits.momentum is None and not traits.damped and 2 * _lr(config) / max(1 - momentum, 1e-9) <= MOST_STEP:
-        remedies.append("take --kvstore softsync with its modulation")
-    sentence = ", or ".join(remedies)
-    return sentence[0].upper() + sentence[1:]
-
-
-def _momentum(config: TrainConfig) -> Tuple[str, float]:
-    """The momentum of its steps: the name of its option, and the value."""
-    trainers = "momentum", float(config.optimizer_arguments().get("momentum", 0.0))
-    return config.method.traits(config.options, 1).momentum or trainers
+    def remedies(self) -> str:
+        """The changes that would do, each by itself."""
+        remedies = [f"Lower lr to {self.lr * MOST_STEP / self.effective:.3g}"]
+        if self.momentum and self.effective * (1 - self.momentum) <= MOST_STEP:
+            remedies.append(f"set {self.momentum_option} to 0")
+        if self._may_be_damped and 2 * self.lr / max(1 - self.momentum, 1e-9) <= MOST_STEP:
+            remedies.append("take --kvstore softsync with its modulation")
+        return ", or ".join(remedies)

@@ -62,16 +62,6 @@ WRITTEN_WITHIN = 20
 """Iterations after which a checkpoint is waited for: workers can agree that it is complete at a fixed one only."""
 
 
-def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int, frozen: Collection[str] = (),
-         second: Optional[CheckpointMirror] = None) -> List[str]:
-    """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete.
-
-    `frozen`: names of parameters that the store knows nothing of. `second`: where it is copied to. Returns what to warn
-    of.
-    """
-    return UnfinishedCheckpoint(root, store, net, facts, keep, frozen, second).finish()
-
-
 def copies_within_s(store: Store) -> float:
     """How long the end of a checkpoint waits for its copies, while the others wait, too: well below their deadline."""
     return min(60.0, store.session.timeout_s / 2)
@@ -188,6 +178,44 @@ class UnfinishedCheckpoint:
                 for rank, why in enumerate(told) if why]
 
 
+class CheckpointWriter:
+    """Writes one checkpoint at a time. All workers make the same calls after the same iterations; they are collective.
+
+    `keep`: how many stay; `warn`: called with each line that the user should read.
+    """
+
+    def __init__(self, folder: Path, store: Store, net: Any, keep: int, warn: Callable[[str], None],
+                 mirror: Optional[CheckpointMirror], frozen: Collection[str] = ()) -> None:
+        self._folder, self._store, self._net, self._keep, self._warn = folder, store, net, keep, warn
+        self._mirror, self._frozen = mirror, frozen
+        self._unfinished: Optional[UnfinishedCheckpoint] = None
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Copy the state of this iteration. Its files are written while the training goes on, and count later."""
+        self.finish()
+        self._unfinished = UnfinishedCheckpoint(self._folder, self._store, self._net, facts, self._keep, self._frozen,
+                                                self._mirror)
+
+    def advance(self, iteration: int) -> None:
+        """After each iteration: fetch some more, or make the checkpoint count if it is time."""
+        if self._unfinished is not None and self._unfinished.advance(iteration):
+            self.finish()
+
+    def finish(self) -> None:
+        """Make the last checkpoint count, if it does not yet."""
+        if self._unfinished is not None:
+            unfinished, self._unfinished = self._unfinished, None
+            for line in unfinished.finish():
+                self._warn(line)
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is complete, and in the second place, if there is one."""
+        self.finish()
+        if self._mirror is not None:
+            for line in self._mirror.failures(copies_within_s(self._store)):
+                self._warn(line)
+
+
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> None:
     """An .npz of `arrays` and, as bytes of JSON, `meta`."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -218,7 +246,7 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
 
 
 def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int) -> None:
-    """The same in the second place, where also folders go that never became a checkpoint."""
+    """Remove the same from the second place, and folders there that never became a checkpoint."""
     for old in second.iterations():
         if old < iteration and old not in kept:
             second.remove(old, first=MANIFEST)

@@ -46,7 +46,7 @@ class CheckpointMirror:
         return future
 
     def aside(self, call: Callable[[], None]) -> None:
-        """The same; `failures` says whether it failed."""
+        """Do it beside the training; `failures` says whether it failed."""
         self._aside.append(self.later(call))
 
     def failures(self, within_s: float = 0.0) -> List[str]:

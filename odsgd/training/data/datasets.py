@@ -23,7 +23,7 @@ MNIST_FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
                "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
 CIFAR_FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)}
 MOST_NBYTES = 1 << 28
-"""Of an idx file; MNIST's largest has 47 million."""
+"""Most bytes of an idx file; MNIST's largest has 47 million."""
 CIFAR_RECORDS = 10_000
 """Records of one CIFAR-10 file, each a label byte and 3x32x32 pixels."""
 

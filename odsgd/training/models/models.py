@@ -5,11 +5,12 @@ docs/reference/data.md says what they make of small and of grey images.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
@@ -46,35 +47,27 @@ def create(config: TrainConfig) -> Any:
 
 
 def _network(config: TrainConfig) -> Any:
-    if config.model == "mlp":
-        return mlp(config.classes)
-    if config.model == "lenet":
-        return lenet(config.classes, pad=min(config.input_shape[1:]) < 16)
-    if config.model in PAPERS:
+    padding = 2 if min(config.input_shape[1:]) < 16 else 0
+    own: Dict[str, Callable[[int], List[Any]]] = {
+        **PAPERS, "mlp": _mlp, "lenet": functools.partial(_lenet, padding=padding)}
+    if config.model in own:
         net = nn.HybridSequential(prefix=f"{config.model}_")
         with net.name_scope():
-            net.add(*PAPERS[config.model](config.classes))
+            net.add(*own[config.model](config.classes))
         return net
     return _from_gluon(config) if config.model in GLUON_MODELS else _from_gluoncv(config)
 
 
-def mlp(classes: int) -> Any:
-    """Two hidden layers, 128 and 64 wide."""
-    net = nn.HybridSequential(prefix="mlp_")
-    with net.name_scope():
-        net.add(nn.Flatten(), nn.Dense(128, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(classes))
-    return net
+def _mlp(classes: int) -> List[Any]:
+    return [nn.Flatten(), nn.Dense(128, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(classes)]
 
 
-def lenet(classes: int, pad: bool = False) -> Any:
-    """LeNet as in MXNet's examples; `pad` keeps images below 16 pixels large enough for its 5x5 windows."""
-    net = nn.HybridSequential(prefix="lenet_")
-    padding = 2 if pad else 0
-    with net.name_scope():
-        for channels in (20, 50):
-            net.add(nn.Conv2D(channels, 5, padding=padding, activation="relu"), nn.MaxPool2D(2, 2))
-        net.add(nn.Flatten(), nn.Dense(500, activation="relu"), nn.Dense(classes))
-    return net
+def _lenet(classes: int, padding: int) -> List[Any]:
+    """LeNet as in MXNet's examples; a padding of 2 keeps images below 16 pixels large enough for its 5x5 windows."""
+    layers: List[Any] = []
+    for channels in (20, 50):
+        layers += [nn.Conv2D(channels, 5, padding=padding, activation="relu"), nn.MaxPool2D(2, 2)]
+    return [*layers, nn.Flatten(), nn.Dense(500, activation="relu"), nn.Dense(classes)]
 
 
 def _from_gluon(config: TrainConfig) -> Any:

@@ -81,12 +81,12 @@ class Emulated:
 
 
 def _recorded() -> Computed:
-    """For makers that leave `computed` out."""
+    """The default of `computed`: the timeline of this process, if one is recorded."""
     return _untold if trace.on is None else functools.partial(trace.on.add, "compute")
 
 
 def _untold(what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None:
-    """For devices without a timeline."""
+    """`computed` of a device without a timeline."""
 
 
 def factors(spread: float, seed: Any) -> Iterator[float]:

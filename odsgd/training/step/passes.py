@@ -34,7 +34,7 @@ class NetworkPasses:
             block.hybridize(config.hybridize)
 
     def batches(self, data: Any, epoch: int, position: int, offset: int) -> Iterator[Any]:
-        """What is left of an epoch."""
+        """The batches that are left of an epoch."""
         batches: Iterator[Any] = data.train(epoch, position, offset)
         return batches
 
@@ -98,7 +98,7 @@ class EmulatedPasses(NetworkPasses):
 
 
 def passes_for(config: TrainConfig, net: Any, trainer: Any, data: Any, rank: int) -> NetworkPasses:
-    """Those of this run."""
+    """The passes of this run."""
     if config.emulate_compute is not None:
         return EmulatedPasses(config, net, trainer, config.emulate_compute, data, rank)
     if recorder.on is not None:

@@ -25,7 +25,7 @@ from odsgd.virtual.transport import VirtualStage
 COPIES = 9
 """Arrays of the model's size that a worker has, about: weights, gradients and what carries them."""
 THREAD_NBYTES = 5e6
-"""What MXNet keeps for a thread that has computed."""
+"""Memory that MXNet keeps for a thread that has computed."""
 
 
 def run(config: TrainConfig) -> int:

@@ -12,7 +12,7 @@ from kvstore.transports.in_process import Stage
 from odsgd.config.train import TrainConfig
 from odsgd.training import loop
 from odsgd.training.checkpoint import checkpoint
-from odsgd.training.stability import effective_step, total_momentum, warnings_about
+from odsgd.training.stability import Steps, warnings_about
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny
 
 WORKERS = 5
@@ -227,7 +227,7 @@ def test_the_effective_step_is_lr_times_workers_over_one_minus_momentum() -> Non
 ])
 def test_what_is_in_flight_depends_on_the_algorithm(workers: int, options: Dict[str, Any], step: float) -> None:
     config = TrainConfig(**options)
-    assert effective_step(config, workers) == pytest.approx(step)
+    assert Steps(config, workers).effective == pytest.approx(step)
     assert warnings_about(config, workers) == []
 
 
@@ -241,7 +241,7 @@ def test_each_remedy_named_would_do() -> None:
 
 def test_asynchrony_adds_momentum_to_that_of_the_optimizer() -> None:
     config = TrainConfig(kvstore="asgd", lr=0.001, momentum=0.9)
-    assert total_momentum(config, 8) == pytest.approx(0.9875) and warnings_about(config, 8) == []
+    assert Steps(config, 8).total_momentum == pytest.approx(0.9875) and warnings_about(config, 8) == []
     assert only_line(16, kvstore="asgd", lr=0.001, momentum=0.9).startswith(
         "total momentum 0.9938: 0.9 of its own, the rest from 16 gradients in flight; above 0.99 asynchronous training")
 

@@ -43,7 +43,7 @@ def save(root: Path, trained: Trained, steps: int = 1, keep: int = 3) -> Any:
     store, net, step = trained
     for _ in range(steps):
         step()
-    checkpoint.save(root, store, net, {"config": {}}, keep)
+    checkpoint.UnfinishedCheckpoint(root, store, net, {"config": {}}, keep).finish()
     return root / str(store.iteration)
 
 
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_could_not_be_finished_does_not_count(tmp_path: Path, 
         save(tmp_path, trained)
     assert (tmp_path / "3").is_dir() and manifests.complete(tmp_path) == [2]
     monkeypatch.undo()
-    checkpoint.save(tmp_path, trained[0], trained[1], {}, 3)
+    checkpoint.UnfinishedCheckpoint(tmp_path, trained[0], trained[1], {}, 3).finish()
     assert manifests.complete(tmp_path) == [2, 3] and not list((tmp_path / "3").glob("*.tmp"))
 
 
@@ -150,7 +150,7 @@ def test_a_half_removed_folder_does_not_count(tmp_path: Path, monkeypatch: pytes
 def test_the_arrays_are_those_of_the_moment_however_long_the_writing_takes(tmp_path: Path, trained: Trained) -> None:
     store, net, step = trained
     unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "draft", store, net, {}, 3)
-    checkpoint.save(tmp_path / "saved", store, net, {}, 3)
+    checkpoint.UnfinishedCheckpoint(tmp_path / "saved", store, net, {}, 3).finish()
     for _ in range(3):
         step()
     assert manifests.complete(tmp_path / "draft") == []

@@ -68,7 +68,8 @@ def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, t
             loss = net(mx.nd.ones((2, 4))).sum()
         loss.backward()
         trainer.step(2)
-        assert checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3, second=second) == []
+        unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3, second=second)
+        assert unfinished.finish() == []
     assert second.failures(60.0) == []
     assert second.holds(manifests.MANIFEST) == manifests.complete(tmp_path / "run") == [3, 4, 5]
     assert second.iterations() == [3, 4, 5, 9]
@@ -91,8 +92,8 @@ def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
     loss.backward()
     trainer.step(1)
     (tmp_path / "there").write_text("a file where a folder should be")
-    warnings = checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3,
-                               second=CheckpointMirror(str(tmp_path / "there")))
+    warnings = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3,
+                                               second=CheckpointMirror(str(tmp_path / "there"))).finish()
     assert len(warnings) == 1 and "checkpoint 1 is not in the second place: worker 0 could not copy" in warnings[0]
     assert manifests.complete(tmp_path / "run") == [1]
 
@@ -113,7 +114,7 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
         loss.backward()
         trainer.step(1)
         second = mirror_at("me@backup:/data" if transport.worker_rank else str(tmp_path / "there"))
-        return checkpoint.save(tmp_path / "run", store, net, {}, 3, second=second)
+        return checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {}, 3, second=second).finish()
 
     try:
         told = Stage(2, timeout_s=8.0).run(run)
