@@ -73,7 +73,7 @@ class Board:
             global_step=iteration)
 
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Those of a caller, with what we can tell by ourselves of the iterations since the last call."""
+        """A caller's numbers, and the time and the waiting of an iteration since the last call."""
         waited_s = pulse.more.get("waited_s", float)()
         before, self._last = self._last, (iteration, time.monotonic(), waited_s)
         own: Dict[str, float] = {}
@@ -89,7 +89,7 @@ class Board:
 
 
 _board: Optional[Board] = None
-"""Of a script."""
+"""The board of a script."""
 
 
 def to(folder: Union[str, Path]) -> None:

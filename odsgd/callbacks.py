@@ -74,7 +74,7 @@ class OnBoard(events.TrainBegin, events.BatchEnd, events.EpochEnd):  # type: ign
 
 
 def _numbers(kind: str, metrics: Any) -> Dict[str, float]:
-    """Those that have been measured, by the last word of their names."""
+    """The metrics that have been measured, by the last word of their names."""
     found = {f"{kind}/{name.split()[-1]}": value for name, value in (metric.get() for metric in metrics)}
     return {name: value for name, value in found.items() if value == value}
 

@@ -10,7 +10,7 @@ from kvstore.engine.engine import NDArray
 from kvstore.errors import KVStoreError
 
 LATE_S = 60.0
-"""What takes longer ends the job."""
+"""An iteration that takes longer ends the job."""
 
 
 class Instant:

@@ -38,7 +38,7 @@ def breakdown_of(records: Records) -> Optional[Breakdown]:
 
 
 def _sampled(records: Records) -> Optional[Breakdown]:
-    """Of the median epoch."""
+    """The breakdown of the median epoch, by worker 0's samples."""
     found = sorted((number(epoch["iteration_ms"]), number(epoch["waiting_ms"])) for epoch in records.epochs
                    if epoch.get("waiting_ms") is not None and epoch.get("iteration_ms") is not None)
     if not found:
@@ -71,7 +71,7 @@ def timeline_of(records: Records) -> Optional[Timeline]:
 
 
 def _trace_folder(records: Records) -> Optional[Path]:
-    """As the run named it, from here or from where it lies."""
+    """The folder of the run's timeline, as the run named it, from here or beside the run."""
     named = (records.start.get("config") or {}).get("trace")
     candidates = [Path(str(named)), records.folder / Path(str(named)).name] if named else []
     return next((folder for folder in candidates if folder.is_dir()), None)
@@ -89,7 +89,7 @@ def stretches(timeline: Timeline, records: Records) -> List[range]:
 
 
 def _mean(found: List[Shares]) -> Breakdown:
-    """By the time that each stretch took."""
+    """The mean of some stretches, weighted by the time that each took."""
     def ms(one: Shares, share: float) -> float:
         return 1000 * one.iterations * one.iteration_s * share
 

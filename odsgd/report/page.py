@@ -55,7 +55,7 @@ class Section(NamedTuple):
 
 
 def sections(runs: Sequence[Records]) -> List[Section]:
-    """All that there is to tell of these runs."""
+    """The sections of the page on these runs."""
     return [Section("Results", "Test accuracy is measured on the weights that all workers share, after the last epoch. "
                     "Samples per second count all workers together in the median epoch, without evaluations "
                     "and checkpoints; seconds are with them. Of a virtual cluster both are in its time, without "

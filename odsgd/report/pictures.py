@@ -78,7 +78,7 @@ def throughput(runs: Sequence[Records]) -> Draw:
 
 
 def staleness(runs: Sequence[Records]) -> Draw:
-    """Of asynchronous runs: the mean of each interval, and the share of the gradients by their staleness."""
+    """Staleness of asynchronous runs: the mean of each interval, and the share of the gradients with each staleness."""
     def draw(axes: Sequence[Any]) -> None:
         for colour, run in _coloured(runs):
             live = [one for one in run.intervals if "staleness_mean" in one]
@@ -120,7 +120,7 @@ def breakdowns(found: Sequence[Tuple[str, Breakdown]]) -> Draw:
 
 
 def parts_of(found: Sequence[Tuple[str, Breakdown]]) -> List[str]:
-    """Those that one of the runs has."""
+    """The parts that at least one of the runs has."""
     return [part for part in PARTS if any(part in breakdown.parts_ms for _, breakdown in found)]
 
 

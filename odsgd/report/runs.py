@@ -62,11 +62,6 @@ class Records(NamedTuple):
         return list(itertools.accumulate(number(epoch.get("seconds")) for epoch in self.epochs))
 
 
-def read_run(folder: Path) -> Outcome:
-    """The outcome of one run; ConfigError that names the file if its metrics cannot be read."""
-    return outcome(read_records(folder))
-
-
 def read_records(folder: Path) -> Records:
     """The records of one run; ConfigError that names the file if it has not finished an epoch."""
     path = folder / METRICS
@@ -114,7 +109,7 @@ def number(value: Optional[float]) -> float:
 
 
 def samples_per_s(record: Record) -> float:
-    """Of all workers together; on a virtual cluster by its time."""
+    """Samples per second of all workers together; on a virtual cluster by its time."""
     return number(record.get("virtual_samples_per_s", record.get("samples_per_s")))
 
 
@@ -129,7 +124,7 @@ def _latest(events: Sequence[Record], kind: str, field: str) -> List[Record]:
 
 
 def _mean(accuracies: Sequence[float]) -> float:
-    """Of five; the papers smooth so."""
+    """The mean of five accuracies, as the papers smooth; NaN of fewer."""
     return statistics.fmean(accuracies) if len(accuracies) == FEW else math.nan
 
 
@@ -201,7 +196,7 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
 
 
 def percent(share: float) -> str:
-    """For a table."""
+    """A share in per cent, for a table."""
     return f"{share:.2%}".replace("%", " %")
 
 

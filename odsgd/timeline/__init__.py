@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Optional
 
 from odsgd.timeline.files import MERGED, read_timeline, write
 
 
-def finish(folder: Path) -> str:
-    """Put the files of `folder` together in `MERGED`; returns a line that says so."""
-    timeline = read_timeline(folder)
-    write(timeline, folder / MERGED)
-    return (f"timeline of {', '.join(track.name for track in timeline.tracks)} in {folder / MERGED}"
+def finish(folder: Path, out: Optional[Path] = None) -> str:
+    """Put the files of `folder` together in `out`, by default `MERGED` beside them; returns a line that says so."""
+    timeline, out = read_timeline(folder), out or folder / MERGED
+    write(timeline, out)
+    return (f"timeline of {', '.join(track.name for track in timeline.tracks)} in {out}"
             + "".join(f"; {line}" for line in timeline.remarks))

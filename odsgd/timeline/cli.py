@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from odsgd.config.flags import Parser
-from odsgd.timeline.files import MERGED, read_timeline, write
+from odsgd.timeline import finish
+from odsgd.timeline.files import MERGED, read_timeline
 from odsgd.timeline.summary import shares, table
 from odsgd.timeline.timeline import Timeline
 from odsgd.tools import chosen
@@ -41,7 +42,7 @@ HINT = "; `odsgd trace --help` says how"
 
 
 def main(argv: Sequence[str]) -> int:
-    """One of the three; 0."""
+    """Merge, sum up or draw timelines; returns 0."""
     chosen(argv, USAGE.format(merged=MERGED), {"merge": merge, "summary": summary, "draw": draw})(list(argv[1:]))
     return 0
 
@@ -52,10 +53,7 @@ def merge(argv: List[str]) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", dest="out", type=Path)
     options = parser.parse_args(argv)
-    timeline, out = read_timeline(options.folder), options.out or options.folder / MERGED
-    write(timeline, out)
-    print(f"{out}: {', '.join(track.name for track in timeline.tracks)}")
-    _remark([timeline])
+    print(finish(options.folder, options.out))
 
 
 def summary(argv: List[str]) -> None:

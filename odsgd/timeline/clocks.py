@@ -49,7 +49,7 @@ def _wall_s(track: Track) -> float:
 
 
 def _bounds(tracks: List[Track]) -> Dict[Tuple[int, int], Bounds]:
-    """By bucket and round."""
+    """The bounds by bucket and round."""
     found: Dict[Tuple[int, int], Bounds] = {}
     for track in tracks:
         server = track.about["role"] == "server"

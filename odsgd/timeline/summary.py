@@ -31,7 +31,7 @@ class Shares:
 
 
 def shares(timeline: Timeline, first: Optional[int] = None, stop: Optional[int] = None) -> List[Shares]:
-    """Of each worker, over iterations `first` to `stop` - 1."""
+    """The shares of each worker, over iterations `first` to `stop` - 1."""
     return [_shares(worker, first, stop) for worker in timeline.workers]
 
 
@@ -72,7 +72,7 @@ def _clipped(bars: List[Bar], begin_s: float, end_s: float) -> List[Stretch]:
 
 
 def _union(stretches: List[Stretch]) -> List[Stretch]:
-    """The same times, without overlaps."""
+    """The same stretches, those that overlap as one."""
     merged: List[Stretch] = []
     for begin_s, end_s in sorted(stretches):
         if merged and begin_s <= merged[-1][1]:

@@ -82,22 +82,22 @@ def key_list() -> str:
 
 def described(page: str) -> str:
     """docs/how-to/virtual.md with its list as it should be."""
-    return put(page, "<!-- description -->", key_list())
+    return put(page, "<!-- description -->", f"\n{key_list()}\n")
 
 
 def written(page: str) -> str:
     """The page with its lists as they should be."""
     for name, items in (("run", run_list(own_fields())), ("methods", method_list()), ("launch", launch_list())):
-        page = put(page, f"<!-- {name}: written by scripts/maintain/docs_tables.py -->", items)
+        page = put(page, f"<!-- {name}: written by scripts/maintain/docs_tables.py -->", f"\n{items}\n")
     return page
 
 
-def put(page: str, mark: str, items: str) -> str:
-    """The page with a list between its mark and the next end."""
+def put(page: str, mark: str, text: str) -> str:
+    """The page with a text between its mark and the next end."""
     before, found, rest = page.partition(f"{mark}\n")
     if not found:
         raise SystemExit(f"expected `{mark}` in the page")
-    return f"{before}{mark}\n\n{items}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    return f"{before}{mark}\n{text}<!-- end -->{rest.partition('<!-- end -->')[2]}"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from kvstore import methods  # noqa: E402  (the path comes first)
 from odsgd import tools  # noqa: E402
 from odsgd.virtual.description import of  # noqa: E402
 from odsgd.virtual.times import layers, simulate  # noqa: E402
+from scripts.maintain.docs_tables import put  # noqa: E402
 
 PAGE = ROOT / "docs" / "results" / "scale.md"
 RESULTS = ROOT / "docs" / "results" / "benchmarks" / "scale_virtual.jsonl"
@@ -267,7 +268,9 @@ def written(page: str, found: Dict[Point, Dict[str, Any]], crossed: Dict[Tuple[f
     counts = [f"{workers:,}" for workers in tried(found)]
     tables = {"tried": f"Tried: {', '.join(counts[:-1])} and {counts[-1]} workers.\n", "stops": stops(found),
               "efficiencies": efficiencies(found), "crossings": crossings(crossed)}
-    return tools.filled(page, tables, PAGE.name)
+    for name, text in tables.items():
+        page = put(page, f"<!-- {name} -->", text)
+    return page
 
 
 def main() -> None:

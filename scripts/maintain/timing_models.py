@@ -19,10 +19,10 @@ import yaml  # noqa: E402  (the path comes first)
 
 from kvstore.messages.codecs import codec  # noqa: E402
 from kvstore.messages.header import HEADER  # noqa: E402
-from odsgd.tools import filled  # noqa: E402
 from odsgd.virtual.description import of  # noqa: E402
 from odsgd.virtual.times import layers, simulate  # noqa: E402
 from scripts.maintain import timing  # noqa: E402
+from scripts.maintain.docs_tables import put  # noqa: E402
 
 PAGE = ROOT / "docs" / "results" / "timing-models.md"
 BENCHMARKS = ROOT / "docs" / "results" / "benchmarks"
@@ -326,7 +326,9 @@ def tables() -> Dict[str, str]:
 
 def written(page: str) -> str:
     """The page with its tables as they should be."""
-    return filled(page, tables(), PAGE.name)
+    for name, text in tables().items():
+        page = put(page, f"<!-- {name} -->", text)
+    return page
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def candidates(config: AdviseConfig, workers: int, codecs: Sequence[str] = ("non
 
 
 def _options(config: AdviseConfig, name: str, transport: str, codecs: Sequence[str]) -> Iterator[str]:
-    """The same as text, of one store on one transport."""
+    """The options of one store on one transport as text: each codec and T."""
     method = OURS[name]
     known, place = method.option_names(), "" if transport == method.transports[0] else f":transport={transport}"
     for interval in config.intervals if "T" in known else [0]:
@@ -44,7 +44,7 @@ def coded_alike(system: System) -> Optional[System]:
 
 
 def linked(cluster: VirtualCluster, rate: float) -> VirtualCluster:
-    """The same with all links of one rate, in bytes per second."""
+    """The cluster with all links of one rate, in bytes per second."""
     link = dataclasses.replace(cluster.links, goodput=Quantity(PAYLOAD * rate))
     return dataclasses.replace(cluster, links=link, hosts={})
 

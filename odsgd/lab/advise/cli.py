@@ -80,7 +80,7 @@ def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Predictio
 
 
 def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
-    """All that is to be said of one number of workers."""
+    """The advice for one number of workers."""
     predictions = ranked(config, oracle, workers)
     if not predictions:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Optional, Sequence, Tuple
 
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
-from kvstore.options import PATH, Kind, integer, integers, option, several
+from kvstore.options import PATH, Kind, integer, integers, name, option, several
 from odsgd.config.flags import parse_flags
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models
@@ -37,18 +37,6 @@ def _servers(value: Any) -> str:
     return text
 
 
-def _store(value: Any) -> str:
-    if value not in OURS:
-        raise unknown("store", str(value), OURS)
-    return str(value)
-
-
-def _codec(value: Any) -> str:
-    if value not in WITHOUT_RESIDUAL:
-        raise unknown("codec", str(value), WITHOUT_RESIDUAL)
-    return str(value)
-
-
 def _system(value: Any) -> System:
     system = value if isinstance(value, System) else parse(str(value))
     if system.name not in OURS:
@@ -57,8 +45,8 @@ def _system(value: Any) -> System:
 
 
 SERVERS = Kind("N", "numbers of servers, or auto", _servers)
-STORE = Kind("STORE", "names of stores", _store)
-CODEC = Kind("CODEC", "names of codecs", _codec)
+STORE = Kind("STORE", "names of stores", name("store", tuple(OURS)).convert)
+CODEC = Kind("CODEC", "names of codecs", name("codec", tuple(WITHOUT_RESIDUAL)).convert)
 SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]", _system)
 MODEL = Kind("MODEL", "the name of a model, or a number of parameters as 25.6M", lambda value: models.check(str(value)))
 
@@ -97,7 +85,7 @@ class AdviseConfig:
 
     @classmethod
     def from_flags(cls, argv: Sequence[str]) -> AdviseConfig:
-        """From a command line: the profile, and options."""
+        """The question that a command line asks: the profile, and options."""
         fields = {field.name: field for field in dataclasses.fields(cls) if "kind" in field.metadata}
         profile, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
         flags, config_file = parse_flags(fields, "odsgd advise", rest, DESCRIPTION)

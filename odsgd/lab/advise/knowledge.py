@@ -40,18 +40,18 @@ saw equally many examples, and their learning rates were chosen alike: docs/resu
 """
 
 CHECKED: Dict[str, Any] = _MEASURED["checked"]
-"""Of the configurations measured for docs/how-to/advise.md: least and most of each property, and the stores."""
+"""Least and most of each property of the configurations measured for docs/how-to/advise.md, and their stores."""
 
 _DIGITS = {label: seeds for measured in DIGITS.values() for label, seeds in measured.items()}
 
 
 def accuracy_of_two(system: System) -> str:
-    """What is known of the accuracy of a system with two workers, lowest and highest; a dash where nothing is."""
+    """The lowest and the highest known accuracy of a system with two workers; a dash if none is known."""
     return _told(system, _DIGITS)
 
 
 def accuracy_of_many(system: System) -> str:
-    """The same with 16 workers."""
+    """The lowest and the highest known accuracy with 16 workers."""
     return _told(system, MNIST)
 
 

@@ -1,4 +1,4 @@
-"""What is to be expected of a system on a cluster: the simulation's times, and what follows from its programs.
+"""The prediction for a system on a cluster: the simulation's times, and what follows from its programs.
 
 Memory is counted in arrays of the model's size that a store adds, on its own worker and rule, made for one number.
 Besides what a method declares, a worker has per bucket
@@ -63,7 +63,7 @@ class Prediction:
 
     @property
     def resource(self) -> str:
-        """What is busiest."""
+        """The busiest resource."""
         return max(self.loads, key=lambda what: self.loads[what])
 
     @property
@@ -118,7 +118,7 @@ class Oracle:
                 told(number, len(questions), f"; {named[key]}: {1000 * pace.iteration:.0f} ms")
 
     def predict(self, system: System, workers: int) -> Prediction:
-        """What is to be expected of a system."""
+        """The prediction for a system."""
         job = _Job(system, workers)
         question = self._question(job)
         if question.key not in self._paces:

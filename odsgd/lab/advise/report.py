@@ -120,7 +120,7 @@ def interval(found: Prediction) -> Tuple[int, int]:
 
 
 def as_json(advices: Sequence[Advice], config: AdviseConfig) -> str:
-    """All of it."""
+    """The advice as JSON, with every prediction."""
     return json.dumps({"profile": config.profile, "model": config.model, "batch_size": config.batch_size, "advice": [
         {"workers": advice.workers, "now": advice.now.system.label, "beyond": advice.beyond,
          "changes": [change._asdict() for change in advice.changes],

@@ -11,7 +11,6 @@
     torch_worker.py   runs as its workers: ours, on PyTorch
     backward.py  the emulated accelerator of both
     hvd.py       runs as its workers, for Horovod, on the loop of worker.py
-    network.py   the network interface of a process; standard library only
     server.py    runs as its servers
     usage.py     CPU time and memory of a process; standard library only
     results.py   medians and spread of the jobs

@@ -4,7 +4,10 @@ The counterpart of worker.py: a backward pass that sleeps without using a core a
 by layer, last first, in the same times.
 """
 import functools
+import json
+import os
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
@@ -75,6 +78,13 @@ def measure(shapes: Sequence[Sequence[int]], stint: Dict[str, Any], usage: Calla
         optimizer.step()
         moments.append(time.monotonic())
     return {"moments_s": moments, "usage": [before, usage()]}
+
+
+def measure_all(spec: Dict[str, Any], usage: Callable[[], Dict[str, float]],
+                wrap: Callable[[Model], Tuple[Any, Any]]) -> None:
+    """Measure every stint of a job, and write what this worker has measured."""
+    measured = [measure(model["shapes"], stint, usage, wrap) for model in spec["models"] for stint in model["stints"]]
+    Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
 
 
 def sgd(model: Any, momentum: float = 0.9) -> torch.optim.SGD:

@@ -130,7 +130,7 @@ class BenchConfig:
 
     @classmethod
     def from_flags(cls, argv: Sequence[str]) -> BenchConfig:
-        """From a command line, and the file after ``--config``; flags win."""
+        """The benchmark that a command line and the file after ``--config`` ask for; flags win."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         flags, config_file = parse_flags(fields, "odsgd bench", argv, DESCRIPTION)
         return cls(**{**(read_yaml(fields, config_file, "odsgd bench") if config_file else {}), **flags})

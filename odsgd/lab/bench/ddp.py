@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Dict, Tuple
 
 import backward  # type: ignore[import-not-found]  # beside this file
-import network  # type: ignore[import-not-found]  # beside this file
 import torch
 import usage  # type: ignore[import-not-found]  # beside this file
 from torch.nn.parallel import DistributedDataParallel
@@ -23,15 +22,12 @@ def wrapped(model: Any, options: Dict[str, Any]) -> Tuple[Any, Any]:
 
 def main(file: str) -> None:
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
-    rank = int(os.environ["ODSGD_WORKER_RANK"])
-    os.environ["GLOO_SOCKET_IFNAME"] = network.interface(os.environ["DMLC_NODE_HOST"])
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ.get("FI_TCP_IFACE", "")  # the agent has found it for MPI
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method="file://" + spec["folder"] + "/rendezvous", rank=rank,
+    torch.distributed.init_process_group("gloo", init_method="file://" + spec["folder"] + "/rendezvous",
+                                         rank=int(os.environ["ODSGD_WORKER_RANK"]),
                                          world_size=int(os.environ["DMLC_NUM_WORKER"]), timeout=timedelta(seconds=60))
-    measured = [backward.measure(model["shapes"], stint, usage.now,
-                                 lambda made: wrapped(made, spec["system"]["options"]))
-                for model in spec["models"] for stint in model["stints"]]
-    Path(spec["folder"], f"{rank}.json").write_text(json.dumps(measured), encoding="utf-8")
+    backward.measure_all(spec, usage.now, lambda made: wrapped(made, spec["system"]["options"]))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -32,7 +32,7 @@ CHANGED = "*Measured with changes to the source that no commit has: nobody can m
 _HOROVOD = "import horovod, mxnet, numpy; print(horovod.__version__, 'on MXNet', mxnet.__version__)"
 
 Column = Tuple[str, Callable[[Finding], str]]
-"""Its heading, and the text of its cells."""
+"""The heading of a column, and the text of its cells."""
 
 
 def columns(config: BenchConfig) -> List[Column]:
@@ -120,7 +120,7 @@ def configuration(config: BenchConfig) -> Dict[str, str]:
 
 
 def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
-    """Where it was measured; `loads`: of the machine, before and after."""
+    """The machine and the software; `loads`: the machine's load before and after."""
     from odsgd.training.run_log import versions
     software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**versions())
     software += f" at commit {commit() or 'unknown'}"

@@ -31,12 +31,12 @@ class Finding(NamedTuple):
 
     @property
     def share(self) -> Optional[float]:
-        """Of the limit: 1 is as fast as can be."""
+        """Limit / iteration: 1 is as fast as can be."""
         return self.limit_ms / self.iteration_ms if self.limit_ms else None
 
 
 def findings(config: BenchConfig, measured: Measured) -> List[Finding]:
-    """In the order of the configuration: rates, models, workers, computing times, systems."""
+    """The findings in the order of the configuration: rates, models, workers, computing times, systems."""
     found: Dict[Tuple[Setting, str], List[Reading]] = {}
     for reading in measured.readings:
         found.setdefault((reading.setting, reading.system), []).append(reading)
@@ -66,6 +66,6 @@ def _finding(config: BenchConfig, goodput: float, system: System, readings: Sequ
 
 
 def _over(what: Callable[[List[float]], float], values: Sequence[Optional[float]]) -> Optional[float]:
-    """Of a system's servers; None if it has none."""
+    """`what` of the values of a system's servers; None if it has no servers."""
     there = [value for value in values if value is not None]
     return what(there) if there else None

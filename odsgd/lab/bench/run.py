@@ -16,6 +16,7 @@ from odsgd.lab import processes
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, ComputingTime
 from odsgd.lab.bench.systems import FOREIGN, System
+from odsgd.report.runs import events_of
 
 LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
 LOOPBACK_GUESS = 5e8
@@ -54,7 +55,7 @@ class Reading(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """All that a benchmark measured."""
+    """The measurements of a benchmark."""
 
     readings: List[Reading]
     goodputs: Dict[str, List[float]]  # per rate, bytes per second over the links each way, before and after the jobs
@@ -147,7 +148,7 @@ def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: 
             "server_command": system.server_command}), encoding="utf-8")
         _await(place, [sys.executable, "-m", "odsgd.lab.bench.job", str(spec)], config.timeout_s)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
-        servers = [_log(Path(folder, f"server-{rank}")) for rank in range(system.num_servers(workers))]
+        servers = [events_of(Path(folder, f"server-{rank}")) for rank in range(system.num_servers(workers))]
     return [Reading(Setting(rate, model, workers, str(compute)), system.label, stint.compute_ms,
                     *_merged(by_worker, servers))
             for ((model, compute), stint), by_worker in zip(stints.items(), zip(*found))]
@@ -215,12 +216,6 @@ def _per_iteration(usages: Sequence[Usage], count: float) -> Tuple[Optional[floa
         return None, None
     return (round(1000 * statistics.mean(usage["cpu_s"] for usage in usages) / count, 3),
             round(statistics.mean(usage["memory_mb"] for usage in usages), 1))
-
-
-def _log(path: Path) -> List[Usage]:
-    """The notes of a server, which may have been ended while it wrote a line."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
 
 
 class Stint(NamedTuple):

@@ -54,7 +54,7 @@ class System:
         return self.label
 
     def _method(self, workers: int) -> Method:
-        """As it is measured; others send as SSGD does, and every iteration."""
+        """The method as it is measured; systems that are not ours send as SSGD does, in every iteration."""
         method = OURS.get(self.name, SSGD)
         options = {key: value for key, value in self.options.items() if key in method.option_names()}
         return method(method.Options(**options), workers)
@@ -65,7 +65,7 @@ class System:
         return method.intervals(method.options)
 
     def codecs(self, workers: int) -> Tuple[str, str]:
-        """What becomes of floats on the way there, and on the way back; on a ring both are one."""
+        """The codecs on the way to the servers, and on the way back; on a ring both are one."""
         traffic = self._method(workers).traffic(whole=False)
         return traffic.codec, traffic.codec if self.servers is None else traffic.codec_weights
 

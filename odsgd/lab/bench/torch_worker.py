@@ -5,7 +5,6 @@ On the accelerator of backward.py, as ddp.py. Every stint has a store of its own
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, Tuple
@@ -30,9 +29,7 @@ def main(file: str) -> None:
     """Measure every stint of a job."""
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
-    measured = [backward.measure(model["shapes"], stint, usage.now, lambda made: wrapped(made, spec["system"]))
-                for model in spec["models"] for stint in model["stints"]]
-    Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
+    backward.measure_all(spec, usage.now, lambda made: wrapped(made, spec["system"]))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def meet(address: Tuple[str, ...]) -> Tuple[socket.socket, socket.socket]:
 
 
 def send(connection: socket.socket) -> None:
-    """As much as goes through, until the other end has closed it."""
+    """Send as much as goes through, until the other end has closed the connection."""
     chunk = bytes(CHUNK)
     with contextlib.suppress(OSError), connection:
         while True:

@@ -1,14 +1,12 @@
 """Rates of links, and the queueing discipline that makes a link so slow."""
 from __future__ import annotations
 
-import re
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.config.files import read_cluster
-from odsgd.virtual.description import PAYLOAD
+from odsgd.virtual.description import PAYLOAD, RATE
 
-UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 LEAST, MOST = 10**6, 100 * 10**9
 MOST_HOSTS = 250
 
@@ -30,8 +28,10 @@ def parse_rate(text: str, option: str) -> int:
     >>> parse_rate("1gbit", "--rate"), parse_rate("2.5mbit", "--rate")
     (1000000000, 2500000)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.strip().lower())
-    rate = round(float(match[1]) * UNITS[match[2]]) if match else 0
+    try:
+        rate = round(8 * RATE.convert(text))
+    except ValueError:
+        rate = 0
     if not LEAST <= rate <= MOST:
         raise ConfigError(f"{option} {text}: expected a rate from 1mbit to 100gbit, e.g. `1gbit` or `100mbit`")
     return rate

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -109,7 +108,3 @@ def _united(found: Any, key: str = "") -> Any:
     if not isinstance(found, float):
         return found
     return f"{8 * found / 1e6:.1f}mbit" if key == "goodput" else f"{1e6 * found:.6g}us"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

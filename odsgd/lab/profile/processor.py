@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Type
 
 import numpy as np
@@ -37,7 +38,7 @@ LITTLE = 20e-6
 
 
 class Price(NamedTuple):
-    """What something costs: seconds per call and per megabyte."""
+    """Seconds of processor time per call and per megabyte."""
 
     call: float
     megabyte: float
@@ -90,14 +91,14 @@ def of_worker(config: TrainConfig) -> Dict[str, Price]:
     for floats in SIZES:
         lanes = [_lane(number, floats) for number in _copies(floats)]
         flats = [mx.nd.ones(floats) for _ in lanes]
-        seconds["gather"].append(_timed([_bind(lane.take, 1.0, flat) for lane, flat in zip(lanes, flats)]))
-        seconds["scatter"].append(_timed([_bind(lane.show, flat) for lane, flat in zip(lanes, flats)]))
+        seconds["gather"].append(_timed([partial(lane.take, 1.0, flat) for lane, flat in zip(lanes, flats)]))
+        seconds["scatter"].append(_timed([partial(lane.show, flat) for lane, flat in zip(lanes, flats)]))
         seconds["step"].append(_timed([_step(applied, number, flat) for number, flat in enumerate(flats)]))
     return {what: price(SIZES, times) for what, times in seconds.items()}
 
 
 def of_lines() -> Dict[str, Price]:
-    """Of each store whose worker does more with a bucket in an iteration than to gather, send, step and scatter it."""
+    """The prices of stores whose worker does more in an iteration than to gather, send, step and scatter a bucket."""
     prices = {name: price(SIZES, [_lines(method, floats) for floats in SIZES])
               for name, method in methods.METHODS.items() if method.transports[0] in TRANSPORTS}
     return {name: one for name, one in prices.items() if one.megabyte >= LITTLE}
@@ -120,10 +121,6 @@ def _lines(method: Type[Method], floats: int) -> float:
 def _iterated(worker: Any, grad: NDArray, ts: Iterator[int]) -> Callable[[], Any]:
     """An iteration, each time a later one."""
     return lambda: worker.iterate(grad, Step(next(ts), 1e-6, 1e-6))
-
-
-def _bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    return lambda: function(*arguments)
 
 
 def _bucket(number: int, floats: int) -> Bucket:
@@ -157,11 +154,11 @@ def _coded(one: Codec, floats: int) -> float:
         one.encode(array, message)
         one.decode(message, array)
 
-    return _timed([_bind(there_and_back, array) for array in values])
+    return _timed([partial(there_and_back, array) for array in values])
 
 
 def of_server(config: TrainConfig) -> Dict[str, Price]:
-    """Of each store that has servers, what its rule takes for a push, or for the sum of all workers'."""
+    """The price of each store's rule, for a push, or for the sum of all workers' pushes."""
     return {name: price(SIZES, [_rule(config, name, method, floats) for floats in SIZES])
             for name, method in methods.METHODS.items() if "server" in method.transports}
 
@@ -184,4 +181,4 @@ def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> 
         shard.handle_push(key, pushed[key], stored[key])
 
     mx.nd.waitall()
-    return _timed([_bind(push, key) for key in keys])
+    return _timed([partial(push, key) for key in keys])

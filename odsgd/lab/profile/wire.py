@@ -12,7 +12,7 @@ import socket
 import statistics
 import threading
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def goodput_nbytes(transport: Transport) -> Optional[float]:
         return None
     mine = 0.0
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listening(transport)) if transport.worker_rank == 0 else None
+        listener = stack.enter_context(courier.listen()) if transport.worker_rank == 0 else None
         address = "{}:{}".format(*listener.getsockname()[:2]) if listener else ""
         host, _, port = agreement.from_worker_0(transport, address.encode()).decode().rpartition(":")
         if transport.worker_rank < 2:
@@ -105,16 +105,11 @@ def goodput_nbytes(transport: Transport) -> Optional[float]:
     return float(transport.total(np.array([mine / 1e6]))[0]) / 2 * 1e6
 
 
-@contextlib.contextmanager
-def _listening(transport: Transport) -> Iterator[socket.socket]:
-    with courier.listen() as listener:
-        listener.settimeout(30)
-        yield listener
-
-
 def _both_ways(listener: Optional[socket.socket], address: Tuple[str, int]) -> float:
-    """What this worker receives while it sends."""
+    """Bytes per second that this worker receives while it sends."""
     ends: List[socket.socket] = []
+    if listener:
+        listener.settimeout(30)
     for _ in range(2):
         end = listener.accept()[0] if listener else socket.create_connection(address, timeout=30)
         end.settimeout(30)

@@ -17,6 +17,10 @@ from odsgd.report.breakdown import breakdown_of
 from odsgd.report.cli import main
 
 
+def read_run(folder: Path) -> runs.Outcome:
+    return runs.outcome(runs.read_records(folder))
+
+
 def write_run(folder: Path, events: List[Dict[str, Any]]) -> Path:
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -35,7 +39,7 @@ def test_the_example_in_the_docstring_is_what_it_prints() -> None:
 def test_an_outcome_is_last_accuracy_median_speed_and_total_time(tmp_path: Path) -> None:
     run = write_run(tmp_path / "odsgd", [
         epoch(0, 0.5, 100, 3.0), {"event": "interval", "loss": 1.0}, epoch(1, 0.7, 900, 1.0), epoch(2, 0.9, 300, 1.5)])
-    outcome = runs.read_run(run)
+    outcome = read_run(run)
     assert outcome[:5] == ("odsgd", 3, 0.9, 300.0, 5.5) and outcome.staleness is None
 
 
@@ -43,14 +47,14 @@ def test_a_run_on_a_virtual_cluster_is_told_in_its_time(tmp_path: Path) -> None:
     events = [{**epoch(number, 0.5, 100, 1.0), "virtual_samples_per_s": 7.0 * number, "virtual_seconds": 20.0 * number}
               for number in (1, 2, 3)]
     run = write_run(tmp_path / "run", events)
-    assert runs.table([runs.read_run(run)]).splitlines()[1].split()[-4:] == ["14", "virtual", "60.0", "virtual"]
+    assert runs.table([read_run(run)]).splitlines()[1].split()[-4:] == ["14", "virtual", "60.0", "virtual"]
     records = runs.read_records(run)
     assert records.seconds() == [20.0, 40.0, 60.0]
 
 
 def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"event": "epoch", "epoch": 1, "samples_per_s": None, "seconds": 1.0}])
-    assert runs.table([runs.read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "-", "nan", "1.0"]
+    assert runs.table([read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "-", "nan", "1.0"]
 
 
 def test_accuracy_is_averaged_over_the_last_five_epochs_where_all_were_evaluated(tmp_path: Path) -> None:
@@ -58,17 +62,17 @@ def test_accuracy_is_averaged_over_the_last_five_epochs_where_all_were_evaluated
     epochs = [epoch(number, accuracy, 100, 1.0) for number, accuracy in enumerate(accuracies)]
     again = [epochs[5], {**epochs[5], "test_accuracy": 0.75}]  # resumed: the later counts
     run = write_run(tmp_path / "run", [*epochs[:5], *again])
-    assert runs.read_run(run).last_five == 2.75 / 5
-    assert runs.table([runs.read_run(run)]).splitlines()[1].split()[2:6] == ["75.00", "%", "55.00", "%"]
-    few = runs.read_run(write_run(tmp_path / "few", epochs[:4]))
-    unknown = runs.read_run(write_run(tmp_path / "unknown", [*epochs[:4], {**epochs[4], "test_accuracy": None}]))
+    assert read_run(run).last_five == 2.75 / 5
+    assert runs.table([read_run(run)]).splitlines()[1].split()[2:6] == ["75.00", "%", "55.00", "%"]
+    few = read_run(write_run(tmp_path / "few", epochs[:4]))
+    unknown = read_run(write_run(tmp_path / "unknown", [*epochs[:4], {**epochs[4], "test_accuracy": None}]))
     for outcome in (few, unknown):
         assert math.isnan(outcome.last_five) and " -  " in runs.table([outcome])
 
 
 def test_an_epoch_written_again_after_a_resume_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0), epoch(1, 0.6, 100, 1.0), epoch(1, 0.7, 100, 2.0)])
-    assert runs.read_run(run)[:5] == ("run", 2, 0.7, 100.0, 3.0)
+    assert read_run(run)[:5] == ("run", 2, 0.7, 100.0, 3.0)
 
 
 @pytest.mark.parametrize("iterations, end, epochs", [
@@ -89,14 +93,14 @@ def test_half_a_last_line_is_no_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0)])
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"event": "epo')
-    assert runs.read_run(run).epochs == 1
+    assert read_run(run).epochs == 1
 
 
 def test_staleness_has_columns_where_a_run_measured_it(tmp_path: Path) -> None:
     stale = {"event": "staleness", "staleness_mean": 2.951, "staleness_max": 7, "updates_per_s": 412.3}
     folders = [write_run(tmp_path / "asgd", [epoch(1, 0.9, 100, 1.0), {**stale, "staleness_max": 4}, stale]),
                write_run(tmp_path / "ssgd", [epoch(1, 0.9, 100, 1.0)])]
-    header, asgd, ssgd = runs.table(list(map(runs.read_run, folders))).splitlines()
+    header, asgd, ssgd = runs.table(list(map(read_run, folders))).splitlines()
     assert header.endswith("seconds  staleness  max  updates/s")
     assert asgd.split()[-3:] == ["2.95", "7", "412"] and ssgd.split()[-3:] == ["-", "-", "-"]
 
@@ -111,7 +115,7 @@ def test_a_missing_run_is_named_with_what_was_expected(tmp_path: Path) -> None:
 def test_a_run_without_an_epoch_is_an_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"event": "interval"}])
     with pytest.raises(ConfigError, match="no finished epoch"):
-        runs.read_run(run)
+        read_run(run)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all"]])
