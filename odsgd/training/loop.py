@@ -26,7 +26,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError, RoundTimeoutError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, RoundTimeoutError
 from kvstore.fronts.choice import connect
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.job import agreement, ending, environment
@@ -57,13 +57,8 @@ def run(config: TrainConfig) -> int:
     transport = _transport(config)
     try:
         Training(config, transport).run()
-    except (ConfigError, DivergedError, MirrorError, RoundTimeoutError) as error:
-        return _give_up(config, error)
-    except OSError as error:
-        why = disk.full(error, str(config.out))
-        if why is None:
-            raise
-        return _give_up(config, KVStoreError(why))
+    except (ConfigError, DivergedError, MirrorError, RoundTimeoutError, OSError) as error:
+        return give_up(config, error)
     return 0
 
 
@@ -76,12 +71,18 @@ def _transport(config: TrainConfig) -> Transport:
     return connect(config.kvstore, config.transport, config.options.timeout_s)
 
 
-def _give_up(config: TrainConfig, error: Exception) -> int:
-    """One line instead of a traceback. In a job, end at once: the way out of the interpreter waits for the others."""
+def give_up(config: TrainConfig, error: Exception) -> int:
+    """One line instead of a traceback. In a job, end at once: the way out of the interpreter waits for the others.
+
+    Raises again an OSError that is not about a full disk.
+    """
+    why = disk.full(error, str(config.out)) if isinstance(error, OSError) else str(error)
+    if why is None:
+        raise error
     status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
-    if config.kvstore != "local":
-        ending.die(str(error), status)  # which names this process
-    print(f"odsgd train: {error}", file=sys.stderr)
+    if config.kvstore != "local" and config.cluster is None:
+        ending.die(why, status)  # which names this process
+    print(f"odsgd train: {why}", file=sys.stderr)
     return status
 
 

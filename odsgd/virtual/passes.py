@@ -79,7 +79,7 @@ class PassTimes:
         """Factor and pause of every worker in iteration `t`."""
         kind, values = self._compute.draws.kind, self._compute.draws.values
         random = np.random.RandomState([self._seed, t])
-        ones, workers = [(1.0, 0)] * self._workers, self._workers
+        workers = self._workers
         if kind == "lognormal":
             sigma = values[0]
             return [(factor, 0) for factor in np.exp(sigma * random.normal(size=workers) - sigma ** 2 / 2).tolist()]
@@ -89,4 +89,4 @@ class PassTimes:
         if kind == "pauses":
             every, seconds = int(values[0]), values[1]
             return [(1.0, ns(seconds) * ((t + m * every // workers) % every == 0)) for m in range(workers)]
-        return ones
+        return [(1.0, 0)] * workers

@@ -147,4 +147,4 @@ def entering(pid: int, directory: str, command: Sequence[str]) -> List[str]:
 def on_host(directory: str, env: Mapping[str, str], command: Sequence[str]) -> str:
     """The line for the shell of a host."""
     words = ["env", *(f"{name}={value}" for name, value in env.items()), *command]
-    return f"cd {shlex.quote(directory)} && exec {' '.join(map(shlex.quote, words))}"
+    return f"cd {shlex.quote(directory)} && exec {shlex.join(words)}"

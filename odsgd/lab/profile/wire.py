@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import socket
 import statistics
 import threading
-import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -22,6 +20,7 @@ from kvstore.job import agreement
 from kvstore.messages.seam import Transport
 from kvstore.transports.pslite import ParameterServer
 from kvstore.weights.servers import courier
+from odsgd.lab.bench import usage
 from odsgd.lab.cluster import goodput
 from odsgd.lab.profile.processor import Price, price
 
@@ -73,20 +72,16 @@ def _exchange(transport: ParameterServer, count: int, floats: int) -> Tuple[floa
     store.broadcast(list(range(count)), weights, weights)
     took, used = [1.0], [1.0]
     for _ in range(REPEAT if transport.worker_rank == 0 else 1):  # all begin: the store waits for that
-        began, before = time.perf_counter(), _processor_s()
+        before = usage.now()
         for key in range(count):
             store.pushpull(key, grads[key], out=weights[key])
         for weight in weights:
             weight.wait_to_read()
-        took.append(time.perf_counter() - began)
-        used.append(_processor_s() - before)
+        after = usage.now()
+        took.append(after["at_s"] - before["at_s"])
+        used.append(after["cpu_s"] - before["cpu_s"])
     transport.total(np.zeros(1))
     return min(took), statistics.median(used)
-
-
-def _processor_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 # -- links ---------------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def remote_command(job: Job) -> str:
     """One line for any shell on the host: `cd`, `&&` and `env` are the same in sh and csh."""
     path = planning.package_path(job)
     words = [*(["env", f"PYTHONPATH={path}"] if path else []), job.remote_python, *AGENT]
-    return f"cd {shlex.quote(working_directory(job))} && exec {' '.join(map(shlex.quote, words))}"
+    return f"cd {shlex.quote(working_directory(job))} && exec {shlex.join(words)}"
 
 
 def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
@@ -192,7 +192,7 @@ def synchronise(job: Job) -> None:
     copies = []
     try:
         for host in dict.fromkeys(job.slots):
-            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", " ".join(map(shlex.quote, ssh_to(job, host))),
+            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", shlex.join(ssh_to(job, host)),
                        os.path.join(os.getcwd(), ""), f"{host.target}:{job.sync_dst_dir}"]
             try:
                 copies.append((host, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)))

@@ -36,7 +36,7 @@ def main(argv: List[str]) -> int:
     job = found(options.job)
     if options.once or not sys.stdout.isatty():
         facts = status_file.read(job)
-        print("the job has ended" if facts is None else screen(facts, time.time(), _size().columns))
+        print("the job has ended" if facts is None else screen(facts, time.time(), shutil.get_terminal_size(NO_TERMINAL).columns))
     else:
         _watch(job)
     return 0
@@ -67,7 +67,7 @@ def _watch(job: int) -> None:
                 facts = status_file.read(job)
                 if facts is None:
                     break
-                columns, rows = _size()
+                columns, rows = shutil.get_terminal_size(NO_TERMINAL)
                 text = screen(facts, time.time(), columns - 1)
                 shown = [one[:columns - 1] for one in text.splitlines()[:rows - 1]]
                 sys.stdout.write(HOME + "".join(one + ENDLINE for one in shown) + BELOW)
@@ -78,10 +78,6 @@ def _watch(job: int) -> None:
         sys.stdout.flush()
     if status_file.read(job) is None:
         print(f"job {job} has ended")
-
-
-def _size() -> os.terminal_size:
-    return shutil.get_terminal_size(NO_TERMINAL)
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------

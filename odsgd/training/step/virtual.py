@@ -6,19 +6,17 @@ cores (`odsgd.training.cli` says so before MXNet is imported).
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Optional
 
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, KVStoreError
+from kvstore.errors import ConfigError, KVStoreError
 from kvstore.job.aside import guarded
 from kvstore.messages.seam import Transport
 from kvstore.tracing import recorder
 from odsgd import timeline
 from odsgd.config.train import TrainConfig
-from odsgd.training.checkpoint import disk
 from odsgd.training.data import data
-from odsgd.training.loop import Training
+from odsgd.training.loop import Training, give_up
 from odsgd.training.models import models
 from odsgd.virtual.transport import VirtualStage
 
@@ -48,11 +46,7 @@ def run(config: TrainConfig) -> int:
                 stage.finish_trace()
                 print(timeline.finish(Path(trace)))
     except (ConfigError, KVStoreError, OSError) as error:
-        why = disk.full(error, str(config.out)) if isinstance(error, OSError) else str(error)
-        if why is None:
-            raise
-        print(f"odsgd train: {why}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
+        return give_up(config, error)
     return 0
 
 

@@ -2,7 +2,7 @@
 import gzip
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -56,10 +56,7 @@ def cifar_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def dropout_and_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the mlp, a network with everything that could be forgotten in a checkpoint."""
-    def network(classes: int) -> Any:
-        net = mx.gluon.nn.HybridSequential(prefix="test_")
-        with net.name_scope():
-            net.add(mx.gluon.nn.Flatten(), mx.gluon.nn.Dense(12, activation="relu"), mx.gluon.nn.BatchNorm(),
-                    mx.gluon.nn.Dropout(0.5), mx.gluon.nn.Dense(classes))
-        return net
-    monkeypatch.setattr(models, "mlp", network)
+    def layers(classes: int) -> List[Any]:
+        return [mx.gluon.nn.Flatten(), mx.gluon.nn.Dense(12, activation="relu"), mx.gluon.nn.BatchNorm(),
+                mx.gluon.nn.Dropout(0.5), mx.gluon.nn.Dense(classes)]
+    monkeypatch.setattr(models, "_mlp", layers)
