@@ -1,4 +1,4 @@
-"""Shared by the commands of the lab: actions by name, complaints in one line, tables and figures, the machine."""
+"""Shared by several commands: actions by name, short programs, tables and figures, the machine's name."""
 from __future__ import annotations
 
 import os

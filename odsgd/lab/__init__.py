@@ -1,1 +1,1 @@
-"""To measure and to look: an emulated cluster, benchmarks, timelines, reports."""
+"""To measure and to predict: an emulated cluster, benchmarks, profiles, the adviser."""

@@ -30,10 +30,13 @@ The rules.
 import collections
 import heapq
 import math
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Type
 
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.seam import TrafficSettings
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method
+from odsgd.virtual import layout
 from odsgd.virtual.costs import Costs, Links
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.passes import PassTimes
@@ -108,19 +111,20 @@ class Simulation:
     Parameters
     ----------
     cluster : its description
-    method : of the job; its name decides what an update costs
-    programs : what the workers do
+    method, options : of the job; the method's name decides what an update costs
     buckets : in the order in which they are iterated
     parameters : in the order of the layers
     transport : `server`, `ring` or `sharded`
     slower : a factor on the time of all processors
     """
 
-    def __init__(self, cluster: VirtualCluster, method: Any, programs: Programs, buckets: Sequence[Bucket],
+    def __init__(self, cluster: VirtualCluster, method: Type[Method], options: Options, buckets: Sequence[Bucket],
                  parameters: Sequence[Parameter], transport: str, traffic: TrafficSettings, slower: float = 1.0
                  ) -> None:
-        self.cluster, self.programs, self.synchronous = cluster, programs, not method.asynchronous
+        self.cluster, self.synchronous, self._ring = cluster, not method.asynchronous, transport != "server"
         self.buckets, self.num_workers = list(buckets), cluster.workers
+        window = None if self._ring else layout.window(parameters, traffic)
+        self.programs = Programs(method, options, cluster.workers, buckets, self._ring, window)
         self.costs = Costs(cluster, method, self.buckets, traffic.codec, transport, slower)
         self.links = Links(cluster, self.buckets, traffic, slower)
         B, self._rounds = len(self.buckets), traffic.quorum > 0
@@ -128,7 +132,6 @@ class Simulation:
         self.passes = PassTimes(cluster, self.buckets, parameters)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
-        self._ring = transport != "server"
         self._workers = [WorkerTimes(m, self._lanes(m)) for m in range(self.num_workers)]
         self._open = set(range(self.num_workers))  # workers that may begin something that they have not told yet
         self._server_free = [0] * cluster.servers

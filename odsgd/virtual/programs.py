@@ -45,15 +45,14 @@ class Programs:
     ----------
     method, options, num_workers : of the job
     buckets : in the order in which they are iterated
-    local : whether the worker has an optimizer of its own
     ring : whether workers add, or ask servers
     window_nbytes : how many bytes of a synchronous job may be in flight to one server; None: no bound
     """
 
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
-                 local: bool, ring: bool, window_nbytes: Optional[float] = None) -> None:
+                 ring: bool, window_nbytes: Optional[float] = None) -> None:
         own = [method.of_worker(options, rank) for rank in range(num_workers)]
-        self._kinds = {each: _ProgramsOfAKind(method, each, num_workers, buckets, local, ring, window_nbytes)
+        self._kinds = {each: _ProgramsOfAKind(method, each, num_workers, buckets, ring, window_nbytes)
                        for each in set(own)}
         self._by_rank = [self._kinds[each] for each in own]
 
@@ -81,11 +80,11 @@ class _ProgramsOfAKind:
     """
 
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
-                 local: bool, ring: bool, window_nbytes: Optional[float]) -> None:
+                 ring: bool, window_nbytes: Optional[float]) -> None:
         self._method, self._options = method, options
         self._holder = recorder(buckets, ring, engine.zeros(1), window_nbytes)
         self._next, self.made = 0, {}  # type: int, Dict[int, Program]
-        self.workers = [recorded(method, options, num_workers, bucket, self._holder, engine.zeros(1), local, ring)
+        self.workers = [recorded(method, options, num_workers, bucket, self._holder, engine.zeros(1), ring)
                         for bucket in buckets]
 
     def of(self, t: int) -> Program:
@@ -192,8 +191,9 @@ def recorder(buckets: Sequence[Bucket], ring: bool, answer: Array, window_nbytes
 
 
 def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, holder: Any, w: Array,
-             local: bool, ring: bool) -> Worker:
+             ring: bool) -> Worker:
     """A method's worker with this holder and weights `w`; its optimizers do nothing."""
+    local = method.local_optimizer(options) is not None
     return method.worker(options=options, num_workers=num_workers, bucket=bucket, weights_holder=holder,
                          last_exchange=Pending(w), wd=0.0, lr_given=LR,
                          local_optimizer=_Stepped(holder) if local else None,

@@ -21,7 +21,6 @@ from odsgd.virtual.costs import NS, ns
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
 from odsgd.virtual.fast import FastSimulation
-from odsgd.virtual.programs import Programs
 
 ITERATIONS, WARM_UP = 16, 4
 
@@ -111,9 +110,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     layers, traffic = in_fragments(by_layer(parameters), method.fragments(options)), made.traffic(whole=False)
     buckets = (layout.on_servers(layers, traffic, Keys(cluster.servers), cluster) if kind == "server" else
                on_ring(layers, traffic, Keys(1), cluster.workers))
-    programs = Programs(method, options, cluster.workers, buckets, method.local_optimizer(options) is not None,
-                        kind != "server", layout.window(layers, traffic) if kind == "server" else None)
-    return made_by(cluster, method, programs, buckets, layers, kind, traffic, slower)
+    return made_by(cluster, method, options, buckets, layers, kind, traffic, slower)
 
 
 def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:

@@ -34,7 +34,6 @@ from odsgd.virtual import layout
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
-from odsgd.virtual.programs import Programs
 from odsgd.virtual.timeline import TracedSimulation
 
 
@@ -70,11 +69,8 @@ class VirtualStage(Stage):
                 raise ConfigError("a virtual cluster trains one model at a time; make another one for another store")
             return
         method = methods.load(setup.method, trusted=True)
-        options = method.Options(**setup.options)
-        window = None if ring else layout.window(layers, setup.traffic)
-        local = method.local_optimizer(options) is not None
-        programs = Programs(method, options, self.num_workers, setup.buckets, local, ring, window)
-        job = (self.cluster, method, programs, setup.buckets, layers, "ring" if ring else "server", setup.traffic)
+        job = (self.cluster, method, method.Options(**setup.options), setup.buckets, layers,
+               "ring" if ring else "server", setup.traffic)
         self.simulation = Simulation(*job) if self._trace is None else TracedSimulation(Path(self._trace), *job)
 
     def finish_trace(self) -> None:
@@ -249,7 +245,6 @@ class VirtualWorker(_OnStage, InProcess):
     _stage: VirtualStage
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        self._stage.cluster.check_transport("server")
         if 1 < traffic.quorum == self.num_workers:
             raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
         self._synchronous = not traffic.asynchronous

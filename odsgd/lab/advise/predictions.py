@@ -160,8 +160,7 @@ class _Job:
         self.transport = str(system.options.get("transport", self.method.transports[0]))
         self.given = {key: value for key, value in system.options.items() if key != "transport"}
         self.options = self.method.Options(**self.given).in_iterations()
-        local = self.method.local_optimizer(self.options) is not None
-        self.programs = Programs(self.method, self.options, workers, [_FLOAT], local, self.transport != "server")
+        self.programs = Programs(self.method, self.options, workers, [_FLOAT], self.transport != "server")
 
 
 def _delay(programs: Programs) -> int:

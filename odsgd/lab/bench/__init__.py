@@ -2,7 +2,6 @@
 
     config.py    the options: systems x models x computing times x workers x link rates
     systems.py   the systems by name, and how a job of each is launched
-    limits.py    a bound for every schedule: the bytes of a system's traffic pattern over the links' goodput
     models.py    models as lists of shapes
     run.py       the jobs, interleaved
     job.py       one of them, run on the launching machine of the cluster
@@ -13,6 +12,6 @@
     hvd.py       runs as its workers, for Horovod, on the loop of worker.py
     server.py    runs as its servers
     usage.py     CPU time and memory of a process; standard library only
-    results.py   medians and spread of the jobs
+    results.py   medians and spread of the jobs, and the limit: the bytes of a system's traffic over the links' goodput
     report.py    the table, Markdown and JSON
 """

@@ -23,7 +23,7 @@ HOW_MEASURED = """\
 Iteration: milliseconds from one iteration's end to the next, the mean over a job's iterations and workers (after the
 warm-up of all, while none has ended); the table has the median over the jobs, and the lowest and the highest. Limit:
 max(T_cop, T_wire), where T_wire is the time the busiest link needs for one direction of the system's traffic pattern at
-the measured goodput B (`odsgd/lab/bench/limits.py`); share: limit / iteration. The emulated accelerator computes
+the measured goodput B (`odsgd/lab/bench/results.py`); share: limit / iteration. The emulated accelerator computes
 without using a core, and the gradients appear over T_cop, last layer first, as they have elements. T_cop 0: the
 exchange alone."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 import statistics
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.bench import limits
+from kvstore.messages.codecs import codec
 from odsgd.lab.bench.config import BenchConfig
 from odsgd.lab.bench.run import Measured, Reading, Setting, nbytes
-from odsgd.lab.bench.systems import System
+from odsgd.lab.bench.systems import AUTO, System
 
 
 class Finding(NamedTuple):
@@ -51,13 +51,13 @@ def _finding(config: BenchConfig, goodput: float, system: System, readings: Sequ
              baseline: Optional[Sequence[Reading]]) -> Finding:
     setting, compute_ms = readings[0].setting, readings[0].compute_ms
     iterations_ms = [reading.iteration_ms for reading in readings]
-    wire_nbytes = limits.wire_nbytes(system, setting.workers, nbytes(setting.model))
+    on_wire = wire_nbytes(system, setting.workers, nbytes(setting.model))
     speedup = None
     if baseline:
         speedup = statistics.median(reading.iteration_ms for reading in baseline) / statistics.median(iterations_ms)
     reference = config.reference_values.get(f"{setting.rate}/{setting.workers}/{setting.model}/{system.label}")
     return Finding(
-        setting, system.label, compute_ms, iterations_ms, limits.bound_ms(compute_ms, wire_nbytes, goodput), speedup,
+        setting, system.label, compute_ms, iterations_ms, bound_ms(compute_ms, on_wire, goodput), speedup,
         statistics.median(reading.worker_cpu_ms for reading in readings),
         _over(statistics.median, [reading.server_cpu_ms for reading in readings]),
         max(reading.worker_memory_mb for reading in readings),
@@ -69,3 +69,21 @@ def _over(what: Callable[[List[float]], float], values: Sequence[Optional[float]
     """`what` of the values of a system's servers; None if it has no servers."""
     there = [value for value in values if value is not None]
     return what(there) if there else None
+
+
+def wire_nbytes(system: System, workers: int, nbytes: int) -> float:
+    """Bytes over the busiest link in one direction per iteration, of `nbytes` of parameters.
+
+    docs/how-to/benchmark.md has them for each pattern of traffic. A method that communicates every T iterations needs a
+    T-th on average.
+    """
+    there, back = (codec(name).nbytes(nbytes // 4) / interval
+                   for name, interval in zip(system.codecs(workers), system.intervals(workers)))
+    if system.servers is None or system.servers == AUTO:
+        return (workers - 1) / workers * (there + back)
+    return max(workers / int(system.servers), 1) * max(there, back)
+
+
+def bound_ms(compute_ms: float, nbytes: float, goodput: float) -> float:
+    """max(T_cop, T_wire), which no schedule beats; `goodput`: bytes per second, infinite where links are not shaped."""
+    return max(compute_ms, 1000 * nbytes / goodput)

@@ -12,7 +12,7 @@ from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.lab.cluster import links
 from odsgd.lab.cluster.cluster import Cluster, check_machine, clusters
-from odsgd.launch.early import ending_signals
+from odsgd.launch.early import ending_signals, handled_by
 from odsgd.tools import chosen
 
 DEFAULT_NAME = "default"
@@ -47,9 +47,8 @@ worker:
 def main(argv: Sequence[str]) -> int:
     """Bring a cluster up, run a command on one, or take one down; the exit code is 0, or the command's."""
     action = chosen(argv, USAGE, {"up": up, "run": run, "down": down})
-    for number in ending_signals():
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # a cluster for one command goes down
-    return action(list(argv[1:]))
+    with handled_by(lambda number, frame: sys.exit(128 + number)):  # a cluster for one command goes down
+        return action(list(argv[1:]))
 
 
 def up(argv: List[str]) -> int:

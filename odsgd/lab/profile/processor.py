@@ -107,13 +107,12 @@ def of_lines() -> Dict[str, Price]:
 def _lines(method: Type[Method], floats: int) -> float:
     """Seconds of an iteration, the mean from one exchange to the next."""
     options, ring = method.fitted(method.Options().in_iterations(), 1), method.transports[0] == "ring"
-    local = method.local_optimizer(options) is not None
     buckets = [_bucket(number, floats) for number in _copies(floats)]
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
     every = max(method.intervals(options))
     share = 1 / every if method.takes == "weights" else 1.0  # of the iterations has one
     holder = recorder(buckets, ring, answer)
-    workers = [recorded(method, options, 2, bucket, holder, mx.nd.ones(floats), local, ring) for bucket in buckets]
+    workers = [recorded(method, options, 2, bucket, holder, mx.nd.ones(floats), ring) for bucket in buckets]
     return _timed([_iterated(worker, grad, itertools.count(t, every)) for t in range(1, every + 1)
                    for worker in workers if method.due(options, t, 0)]) * share
 

@@ -35,8 +35,8 @@ def main(argv: List[str]) -> int:
     options = parser.parse_args(argv)
     job = found(options.job)
     if options.once or not sys.stdout.isatty():
-        facts = status_file.read(job)
-        print("the job has ended" if facts is None else screen(facts, time.time(), shutil.get_terminal_size(NO_TERMINAL).columns))
+        facts, columns = status_file.read(job), shutil.get_terminal_size(NO_TERMINAL).columns
+        print("the job has ended" if facts is None else screen(facts, time.time(), columns))
     else:
         _watch(job)
     return 0

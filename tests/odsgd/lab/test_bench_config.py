@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kvstore.errors import ConfigError
-from odsgd.lab.bench import limits, models, systems
+from odsgd.lab.bench import models, results, systems
 from odsgd.lab.bench.config import BenchConfig
 from tests.jobs import ROOT
 
@@ -163,10 +163,10 @@ def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters() -> None:
     ("sasgd:T=2", 4, 0.75 * N),
 ])
 def test_the_busiest_link_carries(system: str, workers: int, nbytes: float) -> None:
-    assert limits.wire_nbytes(systems.parse(system), workers, N) == nbytes
+    assert results.wire_nbytes(systems.parse(system), workers, N) == nbytes
 
 
 def test_the_limit_is_the_longer_of_computing_and_communicating() -> None:
-    assert limits.bound_ms(30.0, N, 1e8) == 40.0
-    assert limits.bound_ms(50.0, N, 1e8) == 50.0
-    assert limits.bound_ms(30.0, N, math.inf) == 30.0
+    assert results.bound_ms(30.0, N, 1e8) == 40.0
+    assert results.bound_ms(50.0, N, 1e8) == 50.0
+    assert results.bound_ms(30.0, N, math.inf) == 30.0
