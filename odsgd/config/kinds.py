@@ -44,25 +44,27 @@ BOOLEANS: Dict[str, bool] = yaml.SafeLoader.bool_values
 """true, yes, on and their opposites."""
 
 
-def _keyword_value(text: str) -> Any:
-    """A number or truth value where `text` is one; YAML 1.1 takes ``1e-4`` for a string, so floats are tried first."""
+def keyword_value(value: Any) -> Any:
+    """A number or truth value where a text is one; YAML 1.1 takes ``1e-4`` for a string, so floats are tried first."""
+    if not isinstance(value, str):
+        return value
     for convert in (int, float):
         try:
-            return convert(text)
+            return convert(value)
         except ValueError:
             pass
-    return BOOLEANS.get(text.strip().lower(), text)
+    return BOOLEANS.get(value.strip().lower(), value)
 
 
 def _keywords(value: Any) -> Dict[str, Any]:
     if isinstance(value, dict):
         if not all(isinstance(one, (str, int, float)) for one in value.values()):
             raise ValueError
-        return {str(key): _keyword_value(v) if isinstance(v, str) else v for key, v in value.items()}
+        return {str(key): keyword_value(v) for key, v in value.items()}
     pairs = [part.partition("=") for part in items(value)]
     if not all(key.strip().isidentifier() and equals for key, equals, _ in pairs):
         raise ValueError
-    return {key.strip(): _keyword_value(text.strip()) for key, _, text in pairs}
+    return {key.strip(): keyword_value(text.strip()) for key, _, text in pairs}
 
 
 def _umask(value: Any) -> str:

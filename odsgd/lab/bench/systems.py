@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from kvstore.errors import ConfigError, unknown
-from kvstore.methods import METHODS
+from kvstore.methods import METHODS, fit
 from kvstore.methods.contract import Method
 from kvstore.methods.sync import SSGD
+from odsgd.config.kinds import keyword_value
 
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
@@ -104,14 +105,14 @@ def parse(text: str) -> System:
     if text.startswith((ON_TORCH, ON_SOCKETS)):
         return _on_torch(text) if text.startswith(ON_TORCH) else _on_sockets(text)
     words, at, servers = text.partition("@")
-    name, *pairs = words.split(":")
+    name, given = fit.split(words)
     if f"torch/{name}" in OPTIONS:
         raise ConfigError(f"unknown system `{name}`; did you mean `torch/{name}`?")
     if name not in OPTIONS:
         raise unknown("system", name, OPTIONS)
     # A delayed method is measured as it runs after its warm-up, whose iterations are SSGD's.
     options = {"warmup": 0} if "warmup" in OPTIONS[name] else {}
-    options.update(_option(text, pair) for pair in pairs)
+    options.update((option, keyword_value(value)) for option, value in given.items())
     for option in options:
         if option not in OPTIONS[name]:
             raise unknown(f"option of {name}", option, OPTIONS[name])
@@ -141,11 +142,3 @@ def _on_sockets(text: str) -> System:
     if system.name not in OURS or system.servers is None:
         raise ConfigError(f"`{text}`: {ON_SOCKETS} goes before a store of odsgd that has servers")
     return dataclasses.replace(system, label=text, wire="sockets")
-
-
-def _option(text: str, pair: str) -> Tuple[str, Any]:
-    import yaml
-    key, equals, value = pair.partition("=")
-    if not (key.isidentifier() and equals and value):
-        raise ConfigError(f"`{text}`: expected OPTION=VALUE, got `{pair}`")
-    return key, yaml.safe_load(value)

@@ -65,7 +65,7 @@ def test_a_store_on_pytorch_is_the_store_with_another_worker() -> None:
     ("odsgd:transport=ring@2", "it has no servers"),
     ("ssgd@0", "expected a number of servers or `auto`"),
     ("ssgd@", "expected a number of servers or `auto`"),
-    ("pipesgd:quantize", "expected OPTION=VALUE, got `quantize`"),
+    ("pipesgd:quantize", "expected :OPTION=VALUE behind the store's name, got `:quantize`"),
     ("torch/ddp:bucket_cap=4", "unknown option of torch/ddp `bucket_cap`; did you mean `bucket_cap_mb`?"),
     ("odsgd:lr_locl=1", "unknown option of odsgd `lr_locl`; did you mean `lr_local`?"),
 ])
