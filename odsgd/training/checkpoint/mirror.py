@@ -59,22 +59,11 @@ class CheckpointMirror:
 
     def put(self, path: Path, iteration: int) -> None:
         """Copy a file of this checkpoint."""
-        target = Path(self._folder) / str(iteration) / path.name
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(target) as temporary:
-                shutil.copyfile(path, temporary)
-        except OSError as error:
-            raise MirrorError(f"`{target}`: {error.strerror}") from None
+        _copy(path, Path(self._folder) / str(iteration) / path.name)
 
     def get(self, iteration: int, name: str, path: Path) -> None:
         """Copy a file of a checkpoint back."""
-        source = Path(self._folder) / str(iteration) / name
-        try:
-            with replacing(path) as temporary:
-                shutil.copyfile(source, temporary)
-        except OSError as error:
-            raise MirrorError(f"`{source}`: {error.strerror}") from None
+        _copy(Path(self._folder) / str(iteration) / name, path)
 
     def holds(self, name: str) -> List[int]:
         """The checkpoints that have a file of this name."""
@@ -143,6 +132,15 @@ class RemoteMirror(CheckpointMirror):
             raise MirrorError(f"{self._host}:{self._folder}: ssh ended with exit code {ran.returncode}"
                              + (f": {shown(said[-1])}" if said else ""))
         return (ran.stdout or b"").decode("utf-8", "replace")
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as temporary:
+            shutil.copyfile(source, temporary)
+    except OSError as error:
+        raise MirrorError(f"cannot copy `{source}` to `{target}`: {error.strerror}") from None
 
 
 def _settle(future: Future[None], call: Callable[[], None]) -> None:
