@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import List, Sequence
 
 from kvstore.errors import ConfigError
-from kvstore.messages.buckets import Parameter
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from odsgd.config.files import read_cluster
 from odsgd.lab.advise import report
@@ -49,13 +48,9 @@ def of_profile(config: AdviseConfig) -> Oracle:
     if config.compute is not None:
         compute = dataclasses.replace(cluster.compute, iteration=config.compute, layers={})
         cluster = dataclasses.replace(cluster, compute=compute)
-    return Oracle(linked(cluster, config.rate) if config.rate else cluster, _parameters(config))
-
-
-def _parameters(config: AdviseConfig) -> List[Parameter]:
     if config.model is None:
         raise ConfigError("how many parameters does the model have? Say --model 25.6M, or name a model")
-    return models.parameters(config.model)
+    return Oracle(linked(cluster, config.rate) if config.rate else cluster, models.parameters(config.model))
 
 
 def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Prediction]:
