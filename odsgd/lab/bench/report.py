@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import json
 import math
@@ -13,6 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from kvstore._version import commit
+from kvstore.job import environment
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig
 from odsgd.lab.bench.results import Finding
@@ -122,7 +124,9 @@ def configuration(config: BenchConfig) -> Dict[str, str]:
 def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     """The machine and the software; `loads`: the machine's load before and after."""
     from odsgd.training.run_log import versions
-    software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**versions())
+    if environment.has_mxnet():
+        importlib.import_module("mxnet")  # in its workers it was; `versions` tells of what is imported here
+    software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**{"mxnet": "none", **versions()})
     software += f" at commit {commit() or 'unknown'}"
     if config.torch_python:
         software += f", PyTorch {output([config.torch_python, '-I', '-c', 'import torch; print(torch.__version__)'])}"

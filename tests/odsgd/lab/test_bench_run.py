@@ -8,6 +8,7 @@ import os
 import re
 import statistics
 import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
@@ -19,6 +20,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.lab.bench import cli, report, results, run, systems
 from odsgd.lab.bench.config import BenchConfig
+from tests.jobs import ROOT
 
 
 def config(*flags: str) -> BenchConfig:
@@ -260,3 +262,11 @@ def test_a_process_knows_what_it_used() -> None:
     after = usage.now()
     assert after["cpu_s"] >= before["cpu_s"] and after["memory_mb"] > 1
     assert after["cpu_s"] <= sum(os.times()[:2]) + 0.05
+
+
+def test_the_report_of_a_process_without_mxnet_names_the_version_that_its_workers_had() -> None:
+    code = ("import sys; from odsgd.lab.bench import report; from odsgd.lab.bench.config import BenchConfig; "
+            "assert 'mxnet' not in sys.modules; "
+            "print(report.machine(BenchConfig.from_flags(['--systems', 'ssgd@1']), (0, 0))['versions'])")
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert f", MXNet {mx.__version__}, " in told.stdout, told.stderr
