@@ -92,6 +92,13 @@ def _draws(value: Any) -> Draws:
     return Draws(kind, values)
 
 
+def _failures(value: Any) -> Tuple[float, float]:
+    every, away = map(_time, value if isinstance(value, tuple) else as_text(value).split(":"))
+    if not every:
+        raise ValueError
+    return every, away
+
+
 def _table(keys: Kind, values: Kind) -> Kind:
     def convert(value: Any) -> Dict[Any, Any]:
         if not isinstance(value, dict):
@@ -108,6 +115,7 @@ def _passes(value: Any) -> Tuple[float, float]:
 
 
 DRAWS = Kind("DRAWS", "constant, lognormal:SIGMA, pareto:ALPHA (above 1) or pauses:ITERATIONS:TIME", _draws)
+FAILURES = Kind("TIME:TIME", "two times with their units, as 60s:5s", _failures)
 _NAME = Kind("NAME", "a name", as_text)
 _PASSES = Kind("PAIR", "[time forward, time backward]", _passes)
 
@@ -134,6 +142,9 @@ class LayerTimes(_Checked):
     draws: Draws = option(Draws(), DRAWS, "how the time differs from worker to worker and iteration to iteration")
     speeds: Dict[int, float] = option({}, _table(integer(0), real(above=0)), "workers that are faster or slower than "
                                       "the others: worker, and the factor on its speed")
+    failures: Optional[Tuple[float, float]] = option(
+        None, FAILURES, "how long a worker computes until it fails, and is away then, on average (both exponential); "
+        "where an asynchronous store takes weights, it comes back with the servers'", otherwise="none fails")
     processor: float = option(0, TIME, "of a worker's host, for an iteration of both passes; counts where there are "
                               "`cores`")
 

@@ -1,5 +1,6 @@
 """How long the passes of each worker take, and when the gradients of each bucket appear."""
 import functools
+import math
 from typing import List, Sequence, Tuple
 
 import numpy as np
@@ -43,7 +44,9 @@ class PassTimes:
         slowness = max(self._slowness) if of_slowest else self._workers / sum(1 / slow for slow in self._slowness)
         draws = self._compute.draws
         pause = ns(draws.values[1]) / draws.values[0] if draws.kind == "pauses" else 0
-        return slowness * (sum(seconds for _, seconds in self._forward) + self._whole) + pause
+        passes = slowness * (sum(seconds for _, seconds in self._forward) + self._whole)
+        every, away = self._compute.failures or (math.inf, 0.0)
+        return passes * (1 + away / every) + pause
 
     def _by_layer(self, parameters: Sequence[Parameter]) -> Tuple[List[float], List[float]]:
         """Nanoseconds, forward and backward."""
@@ -70,9 +73,22 @@ class PassTimes:
                 if weights[b] > time:
                     time = weights[b]
             time += int(seconds * factor)
-        time += pause
+        time += pause + self.away(m, t)
         grads = [time + int(seconds * factor) for seconds in self._backward]
         return began, time, grads, time + int(self._whole * factor)
+
+    def away(self, m: int, t: int) -> int:
+        """For how many nanoseconds a worker that fails in iteration `t` is away; 0: it does not fail."""
+        return 0 if self._compute.failures is None else self._failures(t)[m]
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019  as long as a run
+    def _failures(self, t: int) -> List[int]:
+        assert self._compute.failures is not None
+        every, away = self._compute.failures
+        random = np.random.RandomState([self._seed, t, 1])
+        lasts = [slowness * (sum(seconds for _, seconds in self._forward) + self._whole) for slowness in self._slowness]
+        fails = random.random_sample(self._workers) < -np.expm1(-np.array(lasts) / ns(every))
+        return [ns(away * length) * bool(one) for one, length in zip(fails, random.exponential(size=self._workers))]
 
     @functools.lru_cache(maxsize=256)  # noqa: B019  as long as a run
     def _draws(self, t: int) -> List[Tuple[float, int]]:

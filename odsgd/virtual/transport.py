@@ -22,7 +22,7 @@ from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import codec
 from kvstore.messages.finite import Check
-from kvstore.messages.seam import Setup, TrafficSettings, Transport
+from kvstore.messages.seam import Pending, Setup, TrafficSettings, Transport
 from kvstore.methods.contract import Step
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.session.session import Session
@@ -83,6 +83,15 @@ class VirtualStage(Stage):
         assert self.simulation is not None
         self._iterating[worker_rank] = t
         self.simulation.begin(worker_rank, t)
+
+    def failed(self, worker_rank: int, t: int) -> bool:
+        """Whether a worker has failed in its iteration `t`, and is back."""
+        return self.simulation is not None and self.simulation.passes.away(worker_rank, t) > 0
+
+    def comes_back(self, worker_rank: int) -> None:
+        """Let time go on until a worker is back; what it fetches now are the weights of then."""
+        self.seconds(worker_rank)
+        self._iterating[worker_rank] = 0
 
     def seconds(self, worker_rank: int) -> float:
         """When the last iteration that a worker has begun is over; lets others run until that is known."""
@@ -184,9 +193,23 @@ class VirtualSession(Session):
         super().begin(weights, w_local)
 
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
+        if self.outer is not None and self.method.asynchronous and self.transport.stage.failed(
+                self.transport.worker_rank, self.step.t):
+            self._come_back()
         step = super().next_step(lr, lr_local)
         self.transport.stage.begins(self.transport.worker_rank, step.t)
         return step
+
+    def _come_back(self) -> None:
+        """Begin anew at the servers' weights, as a worker would that had joined in the place of this one."""
+        self.transport.stage.comes_back(self.transport.worker_rank)
+        for bucket in self.buckets:
+            worker = self.workers[bucket.id]
+            worker.wait()
+            servers: Any = self.weights_holder
+            own = self.w_local[bucket.id] = servers.fetch(bucket, worker.last_exchange.untaken()).result().copy()
+            worker.last_exchange, worker.begun = Pending(own), self.step.t
+            worker.start(own)
 
     def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:
         """An asynchronous server's answers come in any order: no bucket waits for another one's."""

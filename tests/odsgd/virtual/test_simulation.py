@@ -406,6 +406,16 @@ def test_draws_keep_the_mean_and_follow_the_seed() -> None:
         == pytest.approx(constant + 2, rel=0.01)
 
 
+def test_a_worker_that_fails_is_away_as_long_and_as_often_as_it_is_said() -> None:
+    fails = {"iteration": "1s", "failures": "10s:20s"}
+    constant, failing, other = (per_iteration("asgd", 600, workers=1, compute=compute, seed=seed) for compute, seed in
+                                (({"iteration": "1s"}, 0), (fails, 0), (fails, 1)))
+    assert failing != other and (failing, other) == pytest.approx((constant + 2, constant + 2), rel=0.25)
+    away = [job("asgd", workers=3, compute=fails).passes.away(m, t) for m in range(3) for t in range(1, 200)]
+    assert 0.05 < sum(one > 0 for one in away) / len(away) < 0.15
+    assert simulated("asgd", workers=1, compute=fails).loads["passes"] == pytest.approx(3)
+
+
 def test_measured_times_of_layers_are_taken_as_they_are() -> None:
     layers = {"layer0": ["1s", "2s"], "layer1": ["3s", "4s"]}
     assert per_iteration("ssgd", workers=1, layers=2, compute={"layers": layers}) == pytest.approx(10 + 2)
@@ -449,6 +459,8 @@ def test_servers_beside_workers_have_no_host_of_their_own() -> None:
     ("compute: {iteratoin: 1ms}", "unknown key of compute `iteratoin`; did you mean `iteration`"),
     ("compute: {draws: 'pareto:1'}", "compute.draws: expected constant, lognormal:SIGMA"),
     ("compute: {draws: 'pauses:0:1ms'}", "compute.draws: expected constant"),
+    ("compute: {failures: 60s}", "compute.failures: expected two times with their units, as 60s:5s"),
+    ("compute: {failures: '0s:5s'}", "compute.failures: expected two times"),
     ("compute: {speeds: {9: 2}}", "compute.speeds: there is no worker 9; they are 0 to 1"),
     ("compute: 3", "compute: expected keys with values, got `3`"),
     ("hosts: {server7: {}}", "unknown host `server7`; did you mean `server0`"),

@@ -53,6 +53,31 @@ def test_the_times_decide_what_an_asynchronous_server_does(store: str) -> None:
         assert order != another and not np.array_equal(path, changed)
 
 
+@pytest.mark.parametrize("store, fourth", [
+    ("decoupled", 5 - 0.7 * (0.4 + 0.36) - 0.1),  # two rounds of the other's, whose third is open; then its own step
+    ("async_diloco", 5 - 3 * 0.7 * 0.4 / 2 - 0.7 * 0.1 / 2)])  # three of the other's; its own step is sent at once
+def test_a_worker_that_fails_comes_back_with_the_servers_weights(store: str, fourth: float) -> None:
+    """Each step of its own leads down by 0.1. It fails in its third one, with nothing sent."""
+    stage = VirtualStage(of({"workers": 2, "links": {"goodput": "10mbit"}, "compute": {"iteration": "5ms"}}))
+
+    def work(transport: Any) -> Tuple[List[float], float]:
+        made = kvstore.create(store, transport, H=4, momentum_outer=0.0)
+        made.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+        w, path = mx.nd.ones(3) * 5, []
+        made.broadcast(0, w, w)
+        made.begin()
+        assert stage.simulation is not None
+        stage.simulation.passes.away = lambda m, t: 10 ** 9 * ((m, t) == (0, 3))  # type: ignore[method-assign]
+        for _ in range(12):
+            made.pushpull(0, mx.nd.ones(3), out=w)
+            path.append(float(w.asnumpy()[0]))
+        return path, transport.seconds()
+
+    (failing, late), (going, early) = stage.run(work)
+    assert failing[:3] == pytest.approx([4.9, 4.8, 4.7]) and failing[3] == pytest.approx(fourth)
+    assert going[:3] == pytest.approx([4.9, 4.8, 4.7]) and late > 1 > early
+
+
 @pytest.mark.parametrize("store", ["ssgd", "odsgd", "sasgd", "pipesgd"])
 def test_a_synchronous_method_has_the_same_bits_whatever_the_times(store: str) -> None:
     path, _, seconds = trained(store)
