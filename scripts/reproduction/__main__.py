@@ -1,4 +1,4 @@
-"""``scripts/reproduce``. How the modules beside this one follow each other: docs/explanation/virtual-time.md."""
+"""``python scripts/reproduction``: what the command scripts/reproduce starts, with the Python of .venv."""
 import sys
 from pathlib import Path
 
