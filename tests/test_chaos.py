@@ -91,6 +91,7 @@ def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
                       "odsgd/launch/view/watch.py", "kvstore/tracing/recorder.py"}
 
 
+@pytest.mark.again
 @pytest.mark.slow
 def test_a_job_is_hit_and_ends_as_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "EPOCHS", 16)
