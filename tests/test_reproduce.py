@@ -255,7 +255,7 @@ def test_results_of_several_machines_are_put_together_as_lines(tmp_path: Path, t
             results.add(made(trial, [trial.seed / 2]), tmp_path / machine / trial.file)
         texts.append((tmp_path / machine / trials[0].file).read_text(encoding="utf-8"))
         assert texts[-1].splitlines() == sorted(texts[-1].splitlines())
-    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tiny").mkdir(parents=True)
     (tmp_path / trials[0].file).write_text("".join(texts), encoding="utf-8")
     runs = pages.load(tiny, tmp_path)
     assert {cell: [*seeds] for cell, seeds in runs["figure-1", "small"].items()} == {"asgd": [0, 1], "ssgd": [0, 1]}
@@ -278,7 +278,7 @@ def test_a_line_that_was_not_written_so_is_named(tmp_path: Path, tiny: Paper, ch
     path.write_text(f"{change(damaged)}\n{whole}\n", encoding="utf-8")
     before = path.read_bytes()
     for deed in (lambda: pages.load(tiny, tmp_path), lambda: results.add(made(first, [0.5]), path)):
-        with pytest.raises(ConfigError, match=f"tiny.jsonl`, line 1: {complaint}"):
+        with pytest.raises(ConfigError, match=f"-small.jsonl`, line 1: {complaint}"):
             deed()
     assert path.read_bytes() == before
 
@@ -316,7 +316,7 @@ def test_a_line_that_no_cell_is_declared_for_is_named(tmp_path: Path, tiny: Pape
     result = dataclasses.replace(made(trial, [0.5]), **change)
     results.add(result, tmp_path / trial.file)
     name = " ".join(map(str, result.key))
-    with pytest.raises(ConfigError, match=rf"tiny\.jsonl`: no cell is declared as {name}; remove the line"):
+    with pytest.raises(ConfigError, match=rf"small\.jsonl`: no cell is declared as {name} for this file; remove"):
         pages.load(tiny, tmp_path)
 
 
@@ -731,7 +731,7 @@ def test_what_is_in_no_repository_makes_no_results(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="these files are in no repository")
 def test_trees_of_results_are_those_of_their_commits() -> None:
-    files = (ROOT / "docs/results/data").glob("*.jsonl")
+    files = (ROOT / "docs/results/data").glob("*/*.jsonl")
     sources = {(result.versions["commit"], result.versions["tree"]) for path in files
                for result in results.read(path).values() if "tree" in result.versions}
     shallow = git(ROOT, "rev-parse", "--is-shallow-repository").strip() == "true"
@@ -975,7 +975,7 @@ def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,
 def test_a_figure_that_shows_the_runs_of_another_runs_those() -> None:
     chosen = cli.chosen(named(["od-sgd/figure-19"]), "small", "wp[0-5]", 1)
     assert [trial.cell.name for trial in chosen] == [f"wp{n}" for n in range(6)]
-    assert {trial.file for trial in chosen} == {"data/od-sgd.jsonl"}
+    assert {trial.file for trial in chosen} == {"data/od-sgd/table-6-small.jsonl"}
 
 
 def test_a_whole_paper_is_all_that_has_cells() -> None:

@@ -313,8 +313,8 @@ class Trial:
 
     @property
     def file(self) -> str:
-        """Of the results of its paper, below the folder of all results."""
-        return f"data/{self.item.paper}.jsonl"
+        """Of the results of its item at its scale, below the folder of all results."""
+        return f"data/{self.item.full_name}-{self.scale.name}.jsonl"
 
     @property
     def key(self) -> Key:

@@ -43,14 +43,15 @@ class Drawn(NamedTuple):
 def load(paper: Paper, folder: Path) -> Runs:
     """All results of a paper; ConfigError for one that no cell is declared for, or that was made otherwise."""
     found: Dict[Tuple[str, str], Dict[str, Dict[int, Result]]] = {}
-    path = folder / "data" / f"{paper.name}.jsonl"
-    for key, result in sorted(results.read(path).items()):
-        trial = paper.trial(*key)
-        if trial is None or result.paper != paper.name:
-            raise ConfigError(f"`{path}`: no cell is declared as {' '.join(map(str, key))}; remove the line")
-        if trial.otherwise(result):
-            raise ConfigError(f"`{path}`: {trial.otherwise(result)}")
-        found.setdefault(key[:2], {}).setdefault(trial.cell.name, {})[trial.seed] = result
+    for path in sorted((folder / "data" / paper.name).glob("*.jsonl")):
+        for key, result in sorted(results.read(path).items()):
+            trial = paper.trial(*key)
+            if trial is None or result.paper != paper.name or folder / trial.file != path:
+                raise ConfigError(f"`{path}`: no cell is declared as {' '.join(map(str, key))} for this file; remove "
+                                  "the line")
+            if trial.otherwise(result):
+                raise ConfigError(f"`{path}`: {trial.otherwise(result)}")
+            found.setdefault(key[:2], {}).setdefault(trial.cell.name, {})[trial.seed] = result
     for item in paper.items.values():
         for one in [one for one in item.cells.values() if one.same_as]:
             of, scale, shown = one.same_as.split("/")

@@ -1,4 +1,5 @@
-"""Training runs that are over: all that the pages are made from, a line of JSON each, those of a paper in a file.
+"""Training runs that are over: all that the pages are made from, a line of JSON each, those of an item at a scale in a
+file.
 
     cell, seed   with the item and scale what was run
     schema       of this form
