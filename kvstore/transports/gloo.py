@@ -1,8 +1,11 @@
-"""A ring of workers over torch.distributed: under ``torchrun``, or in a process group that is there already.
+"""Workers without servers over torch.distributed, with gloo: under ``torchrun``, in a process group that is there
+already, and under ``odsgd launch`` where there is no MPI.
 
-For scripts that run without our launcher. A bucket's sum is an allreduce of gloo's. All workers begin the sums in the
-order of their scripts' calls, whatever the order in which gradients appear.
+On a ring a bucket's sum is an allreduce of gloo's. Where workers own parts, each sends every other one the block of
+that one's, adds what comes in the order of an MPI ring, and later sends its updated part to all. All workers begin the
+sums in the order of their scripts' calls, whatever the order in which gradients appear.
 """
+import importlib.util
 import itertools
 import os
 import queue
@@ -10,7 +13,7 @@ import threading
 import traceback
 from datetime import timedelta
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -21,10 +24,14 @@ from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError
 from kvstore.job import ending, environment, software
 from kvstore.job.deadlines import deadlines
+from kvstore.job.pulse import connecting, pulse
+from kvstore.job.report import report
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.finite import Check
-from kvstore.messages.seam import Pending, Ring, TrafficSettings
+from kvstore.messages.seam import Pending, Ring, TrafficSettings, Transport
+from kvstore.transports.mpi import check_job
 from kvstore.transports.rounds import on_ring
+from kvstore.transports.sharded import Cuts, Halves, Owner, part
 
 ENDLESS = timedelta(days=365)
 """gloo's own timeout: each store has its own deadline."""
@@ -33,7 +40,11 @@ LATER = timedelta(minutes=1)
 LATE = ("another worker is late, stopped or unreachable, or has taken fewer steps and left. Check that all are alive, "
         "or raise `timeout_s`")
 NOTHING = (0, 0.0)
-"""Number and longest time of the awaited sum where no sum is awaited."""
+"""Number and longest time of the awaited exchange where none is awaited."""
+MOST_TAGS = 2 ** 30
+
+Pair = Tuple[int, np.ndarray, np.ndarray]
+"""Another worker, what it gets, and where what it sends belongs; empty arrays do not travel."""
 
 
 def there() -> bool:
@@ -42,98 +53,193 @@ def there() -> bool:
     return foreign and not environment.launched() and "DMLC_ROLE" not in os.environ
 
 
-class GroupRing(Ring):
+def instead_of_mpi() -> bool:
+    """Whether workers of this job that send to each other do it here: they can, and have begun to or lack MPI."""
+    return torch.distributed.is_initialized() or ("MASTER_ADDR" in os.environ
+                                                  and importlib.util.find_spec("mpi4py") is None)
+
+
+class GroupTransport(Transport):
     """One session on the process group."""
 
     def __init__(self, timeout_s: float, group: Any = None) -> None:
         self._group, self._timeout_s = _group(timeout_s, group), timeout_s
-        self._group.follow(timeout_s)
         self.worker_rank, self.num_workers = self._group.worker_rank, self._group.num_workers
 
-    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+    def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if traffic.has_codec:
-            raise ConfigError(f"codec `{traffic.codec}` under torchrun, where floats are summed as they are; leave it "
-                              "out, or start the job by `odsgd launch -s 0`")
+            raise ConfigError(f"codec `{traffic.codec}` over torch.distributed, where floats are summed as they are; "
+                              "leave it out, or start the job by `odsgd launch -s 0` where mpi4py is installed")
         return on_ring(parameters, traffic, self._group.keys, self.num_workers)
-
-    def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        begin = partial(self._group.begin, self._group.ask(), self._timeout_s, self.finite_check(bucket), array, out)
-        engine.push_async(begin, [array], [out])
-        return Pending(out)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._group.total(array, self._timeout_s)
 
 
-class _Group:
-    """What the stores of a process share that are in one process group: one order of sums, and two threads that carry
-    them out.
-    """
+class GroupRing(GroupTransport, Ring):
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+        self._sums = self._group.line("sums").within(self._timeout_s)
+        return self._cut(parameters, traffic)
 
-    def __init__(self, timeout_s: float, group: Any) -> None:
-        dist, self._timeout_s = torch.distributed, timeout_s
-        self._dist = dist
-        self._ours = not dist.is_initialized()
-        with deadlines.within(timeout_s, f"not all workers made a store within {timeout_s:g} s; check that all are "
-                              "alive and run the same script"):
-            if self._ours:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
-            ranks = None if group is None else dist.get_process_group_ranks(group)
-            self._sums, self._totals = (dist.new_group(ranks, ENDLESS, "gloo", use_local_synchronization=bool(ranks))
-                                        for _ in range(2))
-        self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
-        self.keys = Keys(1)
-        self._numbers = itertools.count()
-        self._given: Dict[int, Tuple[float, NDArray, NDArray, engine.Done]] = {}
-        self._news = threading.Condition()
-        self._under_way: Any = queue.Queue()  # number, timeout, work and `done` of each sum
+    def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
+        begin = partial(self._begin, self._sums.ask(), self.finite_check(bucket), array, out)
+        engine.push_async(begin, [array], [out])
+        return Pending(out)
+
+    def _begin(self, number: int, check: Optional[Check], array: NDArray, out: NDArray, done: engine.Done) -> None:
+        sums = engine.view(out)
+        np.copyto(sums, _checked(array, check))
+        pulse.nbytes += 2 * sums.nbytes * (self.num_workers - 1) // self.num_workers
+        self._sums.give(number, self._timeout_s, partial(self._sums.allreduce, sums), done)
+
+
+class GroupSharded(GroupTransport, Owner):
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+        self._collects, self._spreads = (self._group.line(name).within(self._timeout_s)
+                                         for name in ("parts of sums", "updated parts"))
+        ring = range(self.worker_rank + 1, self.worker_rank + self.num_workers)
+        self._others = [rank % self.num_workers for rank in ring]
+        return self._lay_out(self._cut(parameters, traffic), traffic.whole)
+
+    def _ask(self, bucket: Bucket) -> Halves:
+        at = self._cuts[bucket.id]
+        return (partial(self._collect, self._collects.ask(), at, self.finite_check(bucket)),
+                partial(self._spread, self._spreads.ask(), at))
+
+    def _collect(self, number: int, at: Cuts, check: Optional[Check], array: NDArray, total: NDArray,
+                 done: engine.Done) -> None:
+        """What the others send is added in the order of `_others`, and this worker's own last: a ring's bits."""
+        ours = self._by_owner(_checked(array, check), at)
+        own = ours[self.worker_rank]
+        sums = engine.view(total)[:own.size]
+        come = [sums, *(np.empty_like(own) for _ in self._others[1:])]
+
+        def add() -> None:
+            for part_of_sum in [*come[1:], own]:
+                np.add(sums, part_of_sum, out=sums)
+            done()
+
+        if not self._others:
+            sums[:] = 0
+        self._give(self._collects, number, [(rank, ours[rank], into) for rank, into in zip(self._others, come)], add)
+
+    def _spread(self, number: int, at: Cuts, out: NDArray, done: engine.Done) -> None:
+        parts = self._by_owner(engine.view(out), at)
+        mine = parts[self.worker_rank]
+        self._give(self._spreads, number, [(rank, mine, parts[rank]) for rank in self._others], done)
+
+    def _by_owner(self, array: np.ndarray, at: Cuts) -> List[np.ndarray]:
+        return [array[part(at, rank)] for rank in range(self.num_workers)]
+
+    def _give(self, line: "_Line", number: int, pairs: Sequence[Pair], done: engine.Done) -> None:
+        pulse.nbytes += sum(out.nbytes for _, out, _ in pairs)
+        line.give(number, self._timeout_s, partial(line.swap, number, pairs), done)
+
+    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
+        whole = np.zeros(bucket.size, np.float32)
+        whole[self.part(bucket)] = mine
+        return self.total(whole)
+
+
+TRANSPORTS = {"ring": GroupRing, "sharded": GroupSharded}
+
+
+class _Line:
+    """Exchanges in a group of their own, begun in the order in which they were asked for, and ended in it."""
+
+    def __init__(self, what: str, group: Any) -> None:
+        self._dist, self._what, self._group = torch.distributed, what, group
+        self._ranks = torch.distributed.get_process_group_ranks(group)
+        self._numbers, self._next, self._beginning = itertools.count(), 0, threading.Lock()
+        self._given: Dict[int, Tuple[float, Callable[[], List[Any]], engine.Done]] = {}  # not begun
+        self._under_way: Any = queue.Queue()  # number, timeout, works and `done` of each
         self._awaited = NOTHING
-        environment.share_python()
-        for run in (self._begin_all, self._end_all):
-            threading.Thread(target=_guarded, args=(run,), name="kvstore-group", daemon=True).start()
-        ending.end_well(self._leave)
-        software.compare(self)
+        threading.Thread(target=_guarded, args=(self._end_all,), name="kvstore-group", daemon=True).start()
 
-    def follow(self, timeout_s: float) -> None:
-        """Watch for sums that may last this long."""
+    def within(self, timeout_s: float) -> "_Line":
+        """Itself, watching for exchanges that may last this long."""
         deadlines.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
-                         lambda: f"a bucket's sum was not over within {timeout_s:g} s: {LATE}")
+                         lambda: f"{self._what} were not over within {timeout_s:g} s: {LATE}")
+        return self
 
     def _awaits(self, timeout_s: float) -> Optional[int]:
         number, longest_s = self._awaited
         return number if longest_s == timeout_s else None
 
     def ask(self) -> int:
-        """The number of the next sum, in the same order on every worker."""
+        """The number of the next exchange, in the same order on every worker."""
         return next(self._numbers)
 
-    def begin(self, number: int, timeout_s: float, check: Optional[Check], own: NDArray, total: NDArray,
-              done: engine.Done) -> None:
-        """The arrays of a sum are there."""
-        if check is not None:
-            with ending.dying_of(DivergedError):
-                check(engine.view(own))
-        with self._news:
-            self._given[number] = timeout_s, own, total, done
-            self._news.notify()
+    def give(self, number: int, timeout_s: float, begin: Callable[[], List[Any]], done: engine.Done) -> None:
+        """The arrays of an exchange are there; `begin`, which does not wait, returns what has to be waited for."""
+        with self._beginning:
+            self._given[number] = timeout_s, begin, done
+            _guarded(self._begin_all)
+
+    def allreduce(self, sums: np.ndarray) -> List[Any]:
+        return [self._dist.all_reduce(torch.from_numpy(sums), group=self._group, async_op=True)]
+
+    def swap(self, number: int, pairs: Sequence[Pair]) -> List[Any]:
+        """Receive before sending, so that a message finds its place."""
+        tag = number % MOST_TAGS
+        receives = [self._dist.irecv(torch.from_numpy(into), self._ranks[rank], self._group, tag)
+                    for rank, _, into in pairs if into.size]
+        return receives + [self._dist.isend(torch.from_numpy(out), self._ranks[rank], self._group, tag)
+                           for rank, out, _ in pairs if out.size]
 
     def _begin_all(self) -> None:
-        for number in itertools.count():
-            with self._news:
-                self._news.wait_for(lambda number=number: number in self._given)  # type: ignore[misc]
-                timeout_s, own, total, done = self._given.pop(number)
-            sums = engine.view(total)
-            np.copyto(sums, engine.view(own))
-            work = self._dist.all_reduce(torch.from_numpy(sums), group=self._sums, async_op=True)
-            self._under_way.put((number, timeout_s, work, done))
+        while self._next in self._given:
+            timeout_s, begin, done = self._given.pop(self._next)
+            self._under_way.put((self._next, timeout_s, begin(), done))
+            self._next += 1
 
     def _end_all(self) -> None:
-        while True:
-            number, timeout_s, work, done = self._under_way.get()
-            self._awaited = number, timeout_s
-            work.wait()
-            self._awaited = NOTHING
-            done()
+        with np.errstate(all="ignore"):  # gradients may diverge; their reader will say so
+            while True:
+                number, timeout_s, works, done = self._under_way.get()
+                self._awaited = number, timeout_s
+                for work in works:
+                    work.wait()
+                self._awaited = NOTHING
+                done()
+
+
+class _Group:
+    """What the stores of a process share that are in one process group."""
+
+    def __init__(self, timeout_s: float, group: Any) -> None:
+        dist, self._timeout_s = torch.distributed, timeout_s
+        self._dist = dist
+        self._ours = not dist.is_initialized()
+        check_job()
+        connecting()
+        with self._meeting():
+            if self._ours:
+                dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
+            self._ranks = None if group is None else dist.get_process_group_ranks(group)
+            self._totals = self._new()
+        self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
+        self.keys = Keys(1)
+        self._lines: Dict[str, _Line] = {}
+        environment.share_python()
+        report("joined")
+        ending.end_well(self._leave)
+        software.compare(self)
+
+    def _new(self) -> Any:
+        """A group of the same processes, whose messages meet no others."""
+        return self._dist.new_group(self._ranks, ENDLESS, "gloo", use_local_synchronization=bool(self._ranks))
+
+    def _meeting(self) -> Any:
+        return deadlines.within(self._timeout_s, f"not all workers made a store within {self._timeout_s:g} s; check "
+                                "that all are alive and run the same script")
+
+    def line(self, what: str) -> _Line:
+        """The one for this, made when it is first asked for. Collective then; waits."""
+        if what not in self._lines:
+            with self._meeting():
+                self._lines[what] = _Line(what, self._new())
+        return self._lines[what]
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits."""
@@ -151,6 +257,16 @@ class _Group:
         self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
         if self._ours:
             self._dist.destroy_process_group()
+        report("done", at=pulse.at)
+
+
+def _checked(array: NDArray, check: Optional[Check]) -> np.ndarray:
+    """What will be sent; a check that fails ends the process."""
+    floats = engine.view(array)
+    if check is not None:
+        with ending.dying_of(DivergedError):
+            check(floats)
+    return floats
 
 
 def _guarded(run: Any) -> None:
@@ -165,8 +281,8 @@ def _guarded(run: Any) -> None:
 
 def _die_of(error: RuntimeError) -> None:
     said = str(error).split(". ")[0]
-    ending.die(f"a sum of torch.distributed failed: {said}; another worker has died, or taken other steps than this "
-               "one: see what it ended with", EXIT_FAILURE, consequence=True)
+    ending.die(f"an exchange of torch.distributed failed: {said}; another worker has died, or taken other steps than "
+               "this one: see what it ended with", EXIT_FAILURE, consequence=True)
 
 
 _shared: Dict[Any, _Group] = {}

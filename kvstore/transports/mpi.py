@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        _check_job()
+        check_job()
         self.mpi = _library()
         self._collective_end = not environment.launched() or self.mpi.Is_initialized()
         connecting()
@@ -93,7 +93,7 @@ def _unlink_shared_memory() -> None:
             os.unlink(file)
 
 
-def _check_job() -> None:
+def check_job() -> None:
     """The launcher's options must go with a ring."""
     if "ODSGD_LOST" in os.environ:
         raise ConfigError("--on-worker-loss continue is for asynchronous stores, and this one cannot do without any "

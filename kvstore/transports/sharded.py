@@ -2,10 +2,10 @@
 
 A round is an allreduce with a pause in it. First the sums grow (reduce-scatter). Then every worker updates its own
 block while other rounds transfer. The updated blocks travel round (allgather). Messages and bits are the same as in an
-allreduce.
+allreduce. What `gloo` has in common with it is in `Owner`.
 """
 from functools import partial
-from typing import Callable, Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from kvstore.transports.rounds import Messages, Pair, Round, allgather, owned, r
 
 Cuts = Sequence[int]
 """Where the blocks of a bucket begin and end, one block per worker."""
+Halves = Tuple[Callable[[NDArray, NDArray, engine.Done], None], Callable[[NDArray, engine.Done], None]]
+"""What begins an exchange: of an array and this worker's part of the sum; then of the array that all parts go to."""
 
 
 def cuts(buckets: Sequence[Bucket], num_workers: int, whole: bool) -> Dict[int, Cuts]:
@@ -86,10 +88,11 @@ def spread(worker_rank: int, blocks: Sequence[np.ndarray], scratch: Pair) -> Mes
     yield from allgather(worker_rank, Plain(), mine.view(np.uint8), blocks, scratch)
 
 
-class MpiSharded(MpiTransport, Sharded):
-    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        buckets = self._cut(parameters, traffic)
-        self._cuts = cuts(buckets, self.num_workers, traffic.whole)
+class Owner(Sharded):
+    """A worker that owns parts, whatever sends them: each exchange is two operations of the engine, and U between."""
+
+    def _lay_out(self, buckets: List[Bucket], whole: bool) -> List[Bucket]:
+        self._cuts = cuts(buckets, self.num_workers, whole)
         self._sums: Dict[int, NDArray] = {}
         return buckets
 
@@ -97,15 +100,28 @@ class MpiSharded(MpiTransport, Sharded):
         return part(self._cuts[bucket.id], self.worker_rank)
 
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
-        rounds, mine = self._rounds, self.part(bucket)
+        mine = self.part(bucket)
         if bucket.id not in self._sums:
             self._sums[bucket.id] = engine.zeros(max(1, mine.stop - mine.start), array.context)
-        total, round_ = self._sums[bucket.id], rounds.ask(PartRound, str(bucket), Plain())
-        round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)
-        engine.push_async(partial(self._begin, round_, array, total), [array], [total])
+        total, (collect, spread) = self._sums[bucket.id], self._ask(bucket)
+        engine.push_async(partial(collect, array, total), [array], [total])
         update(total)
-        engine.push_async(partial(self._resume, round_, out), [total], [out])  # `total`: behind the sum in any case
+        engine.push_async(partial(spread, out), [total], [out])  # `total`: behind the sum in any case
         return Pending(out)
+
+    def _ask(self, bucket: Bucket) -> Halves:
+        """The next exchange, in the same order on every worker."""
+        raise NotImplementedError
+
+
+class MpiSharded(MpiTransport, Owner):
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+        return self._lay_out(self._cut(parameters, traffic), traffic.whole)
+
+    def _ask(self, bucket: Bucket) -> Halves:
+        round_ = self._rounds.ask(PartRound, str(bucket), Plain())
+        round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)
+        return partial(self._begin, round_), partial(self._resume, round_)
 
     def _begin(self, round_: PartRound, array: NDArray, total: NDArray, done: engine.Done) -> None:
         mine, sums = part(round_.cuts, self.worker_rank), self._views.of(total)

@@ -83,7 +83,7 @@ def launching_address(names: List[str]) -> str:
     return numeric(socket.gethostname()) or LOOPBACK
 
 
-# MPI takes interfaces where ps-lite takes an address
+# MPI and gloo take interfaces where ps-lite takes an address
 
 RDMA = "/sys/class/infiniband"
 SIOCGIFCONF = 0x8912
@@ -106,16 +106,18 @@ def interface_of(address: str) -> Optional[str]:
     return next(names, None)
 
 
-def mpi_interface(env: Mapping[str, str]) -> Dict[str, str]:
-    """Variables that keep a process's MPI to the interface of its DMLC_NODE_HOST.
+def ring_interface(env: Mapping[str, str]) -> Dict[str, str]:
+    """Variables that keep a process's MPI and gloo to the interface of its DMLC_NODE_HOST.
 
     By default UCX and libfabric listen on all interfaces and choose among them by speed. Docker's bridge looks as fast
-    as any and has the same address on every host, so the job would not start. The libraries choose by themselves
-    on a machine with RDMA, and on the loopback interface if the user has set UCX_TLS.
+    as any and has the same address on every host, so the job would not start. These two choose by themselves on a
+    machine with RDMA, and on the loopback interface if the user has set UCX_TLS. gloo takes the host name's address,
+    which on many machines is 127.0.1.1.
     """
     address = env["DMLC_NODE_HOST"]
     interface = interface_of(address)
-    has_rdma = os.path.isdir(RDMA) and os.listdir(RDMA)
-    if interface is None or has_rdma or (is_loopback(address) and "UCX_TLS" in env):
+    if interface is None:
         return {}
-    return {"UCX_NET_DEVICES": interface, "FI_TCP_IFACE": interface}
+    has_rdma = os.path.isdir(RDMA) and os.listdir(RDMA)
+    both = () if has_rdma or (is_loopback(address) and "UCX_TLS" in env) else ("UCX_NET_DEVICES", "FI_TCP_IFACE")
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", *both), interface)

@@ -16,6 +16,8 @@ from tests.scenarios import ASYNC, RING, SCENARIOS, SCENARIOS_OF, SHARDED, Scena
 
 pytest.importorskip("torch")
 
+GLOO = {"gloo 2": (2, 0), "gloo 3": (3, 0)}
+
 # MXNet's momentum, which the papers' methods have here, holds the learning rates that its steps had; PyTorch's takes
 # the one of now: they agree where the rate stays.
 NAMES = {kind: [name for name, one in scenarios.items() if one.store and one.optimizer == "sgd" and one.devices == 1
@@ -27,10 +29,10 @@ NAMES = {kind: [name for name, one in scenarios.items() if one.store and one.opt
 @functools.lru_cache(maxsize=None)
 def by_torch(transport: str, kind: str, engine: str = "NumPy") -> List[Result]:
     from tests.torch_scenarios import train
-    workers, servers = {**TRANSPORTS, **RINGS}[transport]
+    workers, servers = {**TRANSPORTS, **RINGS, **GLOO}[transport]
     if transport not in INPROCESS:
-        return run_job("tests.torch_scenarios:run_all", workers, servers, NAMES[kind], kind,
-                       extra=["--wire", "sockets"] if transport.startswith("sockets") else [])
+        return run_job(f"tests.torch_scenarios:{'run_by_gloo' if transport in GLOO else 'run_all'}", workers, servers,
+                       NAMES[kind], kind, extra=["--wire", "sockets"] if transport.startswith("sockets") else [])
     merged: List[Result] = [{} for _ in range(workers)]
     for name in NAMES[kind]:
         stage = Stage(workers)
@@ -62,7 +64,7 @@ def in_numpy(kind: str, name: str, workers: int) -> Tuple[List[List[np.ndarray]]
 
 @pytest.mark.parametrize("transport, kind", [
     ("in process 2", "sync"), ("in process 3", "async"), ("in process 3", "ring"), ("in process 2", "sharded"),
-    ("sockets 2+1", "sync"), ("sockets 2+1", "async"), ("MPI 2", "ring")])
+    ("sockets 2+1", "sync"), ("sockets 2+1", "async"), ("MPI 2", "ring"), ("gloo 2", "ring")])
 def test_pytorch_follows_the_paper(transport: str, kind: str) -> None:
     if transport.startswith("MPI"):
         pytest.importorskip("mpi4py")
@@ -75,6 +77,14 @@ def test_pytorch_follows_the_paper(transport: str, kind: str) -> None:
             for t, w in enumerate(mine[f"{name}/path"]):
                 np.testing.assert_allclose(w, paths[m][t], err_msg=f"{name}, worker {m}, iteration {t}", **CLOSE)
             np.testing.assert_allclose(mine[f"{name}/final"], final, err_msg=f"{name}, worker {m}", **CLOSE)
+
+
+def test_parts_over_gloo_have_the_bits_of_one_process() -> None:
+    """Which are MPI's (tests/contract/test_sharded.py). Three workers: a sum has several orders."""
+    for mine, its in zip(by_torch("gloo 3", "sharded"), by_torch("in process 3", "sharded")):
+        assert len(its) > 20
+        for part in its:
+            np.testing.assert_array_equal(mine[part], its[part], err_msg=part)
 
 
 @pytest.mark.parametrize("transport, kind", [("in process 2", "sync"), ("in process 3", "async"),

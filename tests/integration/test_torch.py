@@ -46,13 +46,14 @@ def test_the_script_of_the_documentation_trains_also_with_a_loader_that_forks(tm
 
 
 @pytest.mark.slow
-def test_under_torchrun_a_ring_of_its_own_walks_the_path_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ring", "sharded"])
+def test_under_torchrun_workers_of_its_own_walk_the_path_of_one_process(kind: str, tmp_path: Path) -> None:
     """Nothing of ours is started beside it."""
     code = ("import os, odsgd, numpy as np\nfrom tests.torch_scenarios import run_all\nrank = int(os.environ['RANK'])\n"
-            f"np.savez(f'{{rank}}.npz', **run_all(rank, {NAMES['ring']}, 'ring'))\n")
+            f"np.savez(f'{{rank}}.npz', **run_all(rank, {NAMES[kind]}, '{kind}'))\n")
     done = started_by_torchrun(tmp_path, code)
     assert done.returncode == 0, done.stderr
-    for m, expected in enumerate(by_torch("in process 2", "ring")):
+    for m, expected in enumerate(by_torch("in process 2", kind)):
         found = load(tmp_path / f"{m}.npz")
         for part, array in expected.items():
             np.testing.assert_allclose(found[part], array, err_msg=f"{part}, worker {m}", **CLOSE)
@@ -188,7 +189,7 @@ class Descent(torch.nn.Module):
         return ((self.w - target) ** 2).sum() / 2
 
 
-fault, options = sys.argv[1], {"warmup": 0, "lr_local": 0.25}
+fault, options = sys.argv[1], {"warmup": 0, "lr_local": 0.25, "transport": "".join(sys.argv[2:]) or None}
 if fault == "silent":
     options["timeout_s"] = 8.0
 models, stores = [Descent(), Descent()], [od.create("odsgd", **options) for _ in range(2)]
@@ -216,12 +217,13 @@ for model, store in zip(models, stores):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["torchrun", "sockets", "ps-lite of mxnet"])
+@pytest.mark.parametrize("how", ["torchrun", "torchrun sharded", "launch sharded", "sockets", "ps-lite of mxnet"])
 def test_several_models_train_in_one_script_each_by_its_store(how: str, tmp_path: Path) -> None:
-    wire = how.split()[0]
+    wire, *transport = how.split()
     if wire == "ps-lite":
         pytest.importorskip("kvstore.engine._mxnet")
-    done = started_by_torchrun(tmp_path, TWO_MODELS, "none") if how == "torchrun" else \
+    done = started_by_torchrun(tmp_path, TWO_MODELS, "none", *transport) if wire == "torchrun" else \
+        launched(tmp_path, TWO_MODELS, "-s", "0", words=["none", *transport]) if wire == "launch" else \
         launched(tmp_path, TWO_MODELS, "-s", "2", "--wire", wire, words=["none"])
     assert done.returncode == 0, done.stderr
     for lr in (0.5, 0.125):
@@ -234,20 +236,23 @@ def test_several_models_train_in_one_script_each_by_its_store(how: str, tmp_path
 
 
 @pytest.mark.slow
-def test_under_torchrun_the_last_words_about_a_dead_worker_are_one_line(tmp_path: Path) -> None:
-    done = started_by_torchrun(tmp_path, TWO_MODELS, "killed")
-    assert done.returncode and re.search(r"^worker 0: a sum of torch\.distributed failed: .*; another worker has died, "
-                                         "or taken other steps than this one: see what it ended with$", done.stderr,
-                                         re.MULTILINE), done.stderr
+@pytest.mark.parametrize("transport", ["ring", "sharded"])
+def test_under_torchrun_the_last_words_about_a_dead_worker_are_one_line(transport: str, tmp_path: Path) -> None:
+    done = started_by_torchrun(tmp_path, TWO_MODELS, "killed", transport)
+    assert done.returncode and re.search(r"^worker 0: an exchange of torch\.distributed failed: .*; another worker has "
+                                         "died, or taken other steps than this one: see what it ended with$",
+                                         done.stderr, re.MULTILINE), done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault, code, said", [
     ("killed", 137, r"^odsgd launch: worker 1 .*SIGKILL"),
+    ("killed sharded", 137, r"^odsgd launch: worker 1 .*SIGKILL"),
     ("nan", 70, r"^worker 1 \| worker 1, iteration 4: \d+ elements of the gradient of w are infinite or not a number"),
     ("silent", 75, r"^worker 0 \| worker 0: the answers of iteration 5 did not arrive within 8 s: another worker")])
 def test_a_fault_of_a_worker_ends_the_job_with_its_name(fault: str, code: int, said: str, tmp_path: Path) -> None:
-    done = launched(tmp_path, TWO_MODELS, "-s", "1", words=[fault])
+    words = fault.split()
+    done = launched(tmp_path, TWO_MODELS, "-s", "10"[len(words) - 1], words=words)
     assert done.returncode == code, done.stderr
     assert re.search(said, done.stderr, re.MULTILINE), done.stderr
 

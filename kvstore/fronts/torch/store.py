@@ -22,6 +22,7 @@ from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Saved, Transport
+from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
 from kvstore.optimizers.formulas import FlatOptimizer
@@ -45,13 +46,17 @@ def create(name: str, transport: Union[str, Transport, None] = None, group: Any 
 def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAULT_TIMEOUT_S,
             group: Any = None) -> Transport:
     """This process's place in its job, or in its process group."""
-    if group is None and (transport not in (None, "ring") or name == "local" or not gloo.there()):
-        return choice.connect(name, transport, timeout_s)
-    if "ring" not in methods.find(name).transports:
-        able = ", ".join(one for one, other in methods.METHODS.items() if "ring" in other.transports)
-        raise ConfigError(f"store {name} does not run as a ring, and torchrun offers nothing else; expected one of "
-                          f"{able}, or a job of `odsgd launch`")
-    return gloo.GroupRing(timeout_s, group)
+    method, outside = methods.find(name), group is not None or gloo.there()
+    if outside and transport is None and name != "local":
+        transport = next((one for one in gloo.TRANSPORTS if one in method.transports), None)
+        if transport is None:
+            able = ", ".join(one for one, other in methods.METHODS.items() if {*gloo.TRANSPORTS} & {*other.transports})
+            raise ConfigError(f"store {name} needs servers, and torchrun has none; expected one of {able}, or a job "
+                              "of `odsgd launch`")
+    kind = fit.transport_of(method, transport)
+    if kind in gloo.TRANSPORTS and (outside or gloo.instead_of_mpi()):
+        return gloo.TRANSPORTS[kind](timeout_s, group)
+    return choice.connect(name, transport, timeout_s)
 
 
 class TorchStore(FrontEnd[TensorLane]):

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from kvstore.job.pulse import STACKS
 from odsgd.launch import hook, linux
-from odsgd.launch.addresses import address_towards, mpi_interface
+from odsgd.launch.addresses import address_towards, ring_interface
 from odsgd.launch.lines import Stream
 from odsgd.launch.messages import Orders, ProcessOrders
 
@@ -129,7 +129,7 @@ def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]
     if "RANK" in env and "LOCAL_RANK" not in env:
         env.update(_local_rank())
     if "PMI_RANK" in env:
-        env = {**mpi_interface(env), **env}
+        env = {**ring_interface(env), **env}
     path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
     if not process.name.startswith("worker"):
         path.insert(0, "")  # it runs in another folder, and needs the same modules

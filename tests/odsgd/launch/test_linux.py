@@ -72,11 +72,13 @@ def test_loopback_is_no_address_for_a_process_of_several_machines() -> None:
     assert addresses.launching_address(["127.0.0.1", "127.0.0.2"]) == "127.0.0.1"
 
 
-def test_mpi_keeps_to_the_interface_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_and_gloo_keep_to_the_interface_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert addresses.interface_of("127.0.0.2") == "lo" and addresses.interface_of("192.0.2.77") is None
     monkeypatch.setattr(addresses, "RDMA", "/no/such/folder")
-    both = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
-    assert addresses.mpi_interface({"DMLC_NODE_HOST": "127.0.0.1"}) == both
-    assert addresses.mpi_interface({"DMLC_NODE_HOST": "127.0.0.1", "UCX_TLS": "tcp,self"}) == {}
+    gloos = {"GLOO_SOCKET_IFNAME": "lo"}
+    all_of_them = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", **gloos}
+    assert addresses.ring_interface({"DMLC_NODE_HOST": "127.0.0.1"}) == all_of_them
+    assert addresses.ring_interface({"DMLC_NODE_HOST": "127.0.0.1", "UCX_TLS": "tcp,self"}) == gloos
     monkeypatch.setattr(addresses, "RDMA", "/proc")
-    assert addresses.mpi_interface({"DMLC_NODE_HOST": "127.0.0.1"}) == {}
+    assert addresses.ring_interface({"DMLC_NODE_HOST": "127.0.0.1"}) == gloos
+    assert addresses.ring_interface({"DMLC_NODE_HOST": "192.0.2.77"}) == {}
