@@ -23,7 +23,7 @@ from odsgd.launch import linux
 FOLDER = Path("/run/odsgd/cluster")
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux",
             "setpriv": "util-linux", "mount": "mount", "sleep": "coreutils"}
-UP_WITHIN_S, DOWN_WITHIN_S = 30.0, 20.0
+UP_WITHIN_S, DOWN_WITHIN_S, LOCKED_WITHIN_S = 30.0, 20.0, 60.0
 CLONE_NEWPID = 0x20000000
 _numbers = itertools.count()
 
@@ -274,7 +274,16 @@ def _alone() -> Iterator[None]:
     """One at a time: in here, a cluster's folder without a living init is one that a crash has left."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody holds it for longer than a cluster takes to come up or go down
+        deadline = time.monotonic() + LOCKED_WITHIN_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"another `odsgd cluster` has held {FOLDER}/lock for {LOCKED_WITHIN_S:g} s; "
+                                      "is it stopped?") from None
+                time.sleep(0.02)
         yield
 
 
