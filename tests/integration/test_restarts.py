@@ -86,6 +86,7 @@ def test_worker_0_does_not_begin_again_where_its_checkpoints_are_not(tmp_path: P
     assert "not started again: the options would be wrong again" in launch.said
 
 
+@pytest.mark.again
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
     with start(tmp_path, "odsgd", epochs=2) as launch:
         assert launch.wait() == 0, launch

@@ -76,6 +76,7 @@ def test_digits_are_learnt_to_over_95_percent_with_odsgd_on_two_workers(tmp_path
     assert "worker 1 |" not in output  # one worker speaks
 
 
+@pytest.mark.again
 def test_ssgd_resumes_to_the_same_bits_in_the_middle_of_an_epoch_unless_a_part_is_damaged(tmp_path: Path) -> None:
     train(*SSGD, "--out", tmp_path / "whole", "--checkpoint-every", 0)
     train(*SSGD, "--out", tmp_path / "parts", "--checkpoint-every", 0, "--iterations", 7)
