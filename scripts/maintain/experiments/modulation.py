@@ -55,6 +55,13 @@ class Net:
         back = (p @ w2.T) * (hidden > 0)
         return np.concatenate([(x.T @ back).ravel(), back.sum(0), (hidden.T @ p).ravel(), p.sum(0)])
 
+    def loss(self, w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+        """The mean cross-entropy."""
+        w1, b1, w2, b2 = self.parts(w)
+        scores = np.maximum(x @ w1 + b1, 0) @ w2 + b2
+        scores -= scores.max(1, keepdims=True)
+        return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))
+
     def accuracy(self, w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
         w1, b1, w2, b2 = self.parts(w)
         scores = np.maximum(x @ w1 + b1, 0) @ w2 + b2
