@@ -17,7 +17,7 @@ from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
 from odsgd.cli import ended
 from odsgd.config.flags import Parser
 from odsgd.tools import pyplot
-from scripts.reproduction import pages, words
+from scripts.reproduction import pages, results, words
 from scripts.reproduction.declarations import SCALES, SOURCES, STATES, Item, Trial, named, paper_called, papers
 from scripts.reproduction.run import Folders, again, differing, run
 
@@ -58,7 +58,7 @@ def _main(argv: Sequence[str]) -> int:
     if asked.report:
         pyplot("--report")  # or complain before anything is written
         print("\n".join(map(str, pages.write(papers(), asked.results))))
-        return 0
+        return EXIT_FAILURE if results.refused else 0
     folders = Folders(asked.data_dir, asked.results, asked.runs)
     if asked.again:
         return _until_stopped(lambda: _again(asked.again, folders))

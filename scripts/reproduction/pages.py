@@ -16,7 +16,6 @@ import statistics
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from kvstore.errors import ConfigError
 from odsgd.tools import piped
 from scripts.reproduction import front, pictures, results, words
 from scripts.reproduction.claims import Ruling, Runs, Seeds, expected, ruling
@@ -41,17 +40,18 @@ class Drawn(NamedTuple):
 
 
 def load(paper: Paper, folder: Path) -> Runs:
-    """All results of a paper; ConfigError for one that no cell is declared for, or that was made otherwise."""
+    """All results of a paper; one that no cell is declared for, or that was made otherwise, is refused by name."""
     found: Dict[Tuple[str, str], Dict[str, Dict[int, Result]]] = {}
     for path in sorted((folder / "data" / paper.name).glob("*.jsonl")):
         for key, result in sorted(results.read(path).items()):
             trial = paper.trial(*key)
             if trial is None or result.paper != paper.name or folder / trial.file != path:
-                raise ConfigError(f"`{path}`: no cell is declared as {' '.join(map(str, key))} for this file; remove "
-                                  "the line")
-            if trial.otherwise(result):
-                raise ConfigError(f"`{path}`: {trial.otherwise(result)}")
-            found.setdefault(key[:2], {}).setdefault(trial.cell.name, {})[trial.seed] = result
+                results.refuse(f"`{path}`: no cell is declared as {' '.join(map(str, key))} for this file; remove the "
+                               "line")
+            elif trial.otherwise(result):
+                results.refuse(f"`{path}`: {trial.otherwise(result)}")
+            else:
+                found.setdefault(key[:2], {}).setdefault(trial.cell.name, {})[trial.seed] = result
     for item in paper.items.values():
         for one in [one for one in item.cells.values() if one.same_as]:
             of, scale, shown = one.same_as.split("/")

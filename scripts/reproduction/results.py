@@ -27,6 +27,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -45,6 +46,9 @@ ROWS = 60
 
 Key = Tuple[str, str, str, int]
 """Item, scale, cell and seed."""
+
+refused: List[str] = []
+"""Lines that do not count, of all that this process has read: where each stands, and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +102,12 @@ def thinned(rows: Sequence[List[Any]]) -> List[List[Any]]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 def add(result: Result, path: Path) -> None:
-    """Put a result into its file, which is whole at all times, whoever else adds to it."""
+    """Put a result into its file, which is whole at all times, whoever else adds to it. Other lines stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent):
-        lines = map(line_of, {**read(path), result.key: result}.values())
+        line = line_of(result)
+        cell = line[:line.index('"schema"')]
+        lines = [line, *(one for one in _lines(path) if not one.startswith(cell))]
         draft = path.with_suffix(".draft")
         draft.write_text("\n".join(sorted(lines)) + "\n", encoding="utf-8")
         draft.replace(path)
@@ -134,20 +140,36 @@ def _checksum(content: Dict[str, Any]) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 def read(path: Path) -> Dict[Key, Result]:
-    """What `add` has written there; ConfigError for a line that it has not written so."""
+    """What `add` has written there. A line that it has not written so is refused by name, and the rest is read."""
     found: Dict[Key, Result] = {}
-    lines = read_text(path, "results of runs", MOST_NBYTES).split("\n") if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if line:
-            where = f"`{shown(path)}`, line {number}"
-            result = _parsed(line, where)
-            if found.setdefault(result.key, result) != result:
-                raise ConfigError(f"{where}: {shown(' '.join(map(str, result.key)))} stands in another line with other "
-                                  "content; remove one")
-    return found
+    twice = set()
+    for number, line in enumerate(_lines(path), start=1):
+        where = f"`{shown(path)}`, line {number}"
+        try:
+            result = _parsed(line)
+        except ConfigError as error:
+            refuse(f"{where}: {error}")
+            continue
+        if found.setdefault(result.key, result) != result:
+            twice.add(result.key)
+            refuse(f"{where}: {shown(' '.join(map(str, result.key)))} stands in another line with other content, and "
+                   "neither counts; remove one")
+    return {key: result for key, result in found.items() if key not in twice}
 
 
-def _parsed(line: str, where: str) -> Result:
+def refuse(line: str) -> None:
+    """Say on stderr, once, that a line does not count."""
+    if line not in refused:
+        refused.append(line)
+        print(f"refused: {line}", file=sys.stderr)
+
+
+def _lines(path: Path) -> List[str]:
+    text = read_text(path, "results of runs", MOST_NBYTES) if path.exists() else ""
+    return [line for line in text.split("\n") if line]
+
+
+def _parsed(line: str) -> Result:
     """What a line says; ConfigError unless `line_of` has written it, in this form."""
     try:
         content = json.loads(line)
@@ -155,13 +177,13 @@ def _parsed(line: str, where: str) -> Result:
         known = content["schema"] == SCHEMA
         whole = said == _checksum(content) and {*content, "checksum"} == FIELDS
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ConfigError(f"{where}: cut off, or no result of a run; restore the line, or remove it and run its cell "
-                          "again") from None
+        raise ConfigError("cut off, or no result of a run; restore the line, or remove it and run its cell again"
+                          ) from None
     if not known:
-        raise ConfigError(f"{where}: of another version: schema {shown(content['schema'])}, here {SCHEMA}; remove the "
-                          "line and run its cell again, or take the version that wrote it")
+        raise ConfigError(f"of another version: schema {shown(content['schema'])}, here {SCHEMA}; remove the line and "
+                          "run its cell again, or take the version that wrote it")
     if not whole:
-        raise ConfigError(f"{where}: changed by hand or damaged: its checksum is another; restore the line, or remove "
-                          "it and run its cell again")
+        raise ConfigError("changed by hand or damaged: its checksum is another; restore the line, or remove it and run "
+                          "its cell again")
     del content["schema"]
     return Result(rows=content.pop("curve")["rows"], **content)
