@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.maintain import simulate
-from scripts.maintain.simulation import checkpoints, defects, promises, scenario
+from scripts.maintain.simulation import checkpoints, defects, exchanges, promises, scenario
 from scripts.maintain.simulation.loader import Image
 
 SCRIPT = Path(simulate.__file__)
@@ -41,6 +41,24 @@ def test_a_disk_that_is_not_flushed_is_found_out() -> None:
     change = ("            os.fsync(file.fileno())\n", "            pass\n")
     forgetful = Image({"odsgd.training.checkpoint.disk": [change]})
     assert any(checkpoints.Run(seed, forgetful).broken for seed in range(1, 41))
+
+
+def test_a_push_is_in_the_weights_once_whoever_is_killed_late_or_cut_off() -> None:
+    for seed in range(1, 26):
+        run = exchanges.Run(seed)
+        assert run.broken == [], run.faults
+        assert seed % 5 or exchanges.Run(seed).world.history == run.world.history
+
+
+def test_a_text_of_zeros_from_a_worker_that_was_killed_is_found() -> None:
+    changes, = defects.OF_SERVERS.values()
+    assert any("texts_are_whole" in str(exchanges.Run(seed, changes).broken) for seed in range(1, 301))
+
+
+def test_a_push_that_is_added_twice_is_found() -> None:
+    twice = {"kvstore.weights.servers.hub": [("        self._update(key, pushed, stored)\n",
+                                              "        self._update(key, pushed, stored)\n" * 2)]}
+    assert any(exchanges.Run(seed, twice).broken for seed in range(1, 11))
 
 
 def test_the_same_seed_prints_the_same_bytes_in_another_process() -> None:

@@ -3,6 +3,7 @@
     scripts/maintain/simulate --seed 81723              the history, the faults and the verdict
     scripts/maintain/simulate --seeds 1000 [--from 1]   a table; a failing seed is shrunk by leaving faults out
     scripts/maintain/simulate --disk --seeds 1000       checkpoints on a disk that loses power
+    scripts/maintain/simulate --servers --seeds 1000    workers and servers on sockets of our own
     scripts/maintain/simulate --defects                 defects of the past, put back: found after so many seeds
 """
 import argparse
@@ -11,7 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Counter, List, Sequence, Tuple
+from typing import Any, Callable, Counter, List, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -68,18 +69,16 @@ def survey(first: int, count: int, image: Image, again_every: int) -> int:
     return failed + changed
 
 
-def survey_disks(first: int, count: int, image: Image) -> int:
-    """The same for checkpoints on a disk that forgets what it may."""
-    from scripts.maintain.simulation import checkpoints  # it needs MXNet
-
+def survey_runs(what: str, first: int, count: int, start: Callable[[int], Any]) -> int:
+    """The same for histories of another kind."""
     began, failed, hits = time.process_time(), 0, 0
     for seed in range(first, first + count):
-        run = checkpoints.Run(seed, image)
+        run = start(seed)
         failed, hits = failed + bool(run.broken), hits + len(run.faults)
         if run.broken:
             print(f"seed {seed}: {run.broken[0]} [{'; '.join(run.faults)}]", flush=True)
     took = time.process_time() - began
-    print(f"{count} seeds of a disk, {failed} with a broken promise, {hits} faults: {60 * count / took:.0f} a minute")
+    print(f"{count} seeds of {what}, {failed} with a broken promise, {hits} faults: {60 * count / took:.0f} a minute")
     return failed
 
 
@@ -115,12 +114,17 @@ def main() -> int:
     parser.add_argument("--twice-every", type=int, default=100, help="run each such seed twice and compare")
     parser.add_argument("--defects", action="store_true", help="put defects back; try --seeds for each")
     parser.add_argument("--disk", action="store_true", help="checkpoints on a disk that loses power, in place of a job")
+    parser.add_argument("--servers", action="store_true", help="workers and servers on sockets, in place of a job")
     options = parser.parse_args()
     if options.defects:
         return int(calibrate(options.seeds) > 0)
     image = Image()
     if options.disk:
-        return int(survey_disks(options.first, options.seeds, image) > 0)
+        from scripts.maintain.simulation import checkpoints  # it needs MXNet
+        return int(survey_runs("a disk", options.first, options.seeds, lambda seed: checkpoints.Run(seed, image)) > 0)
+    if options.servers:
+        from scripts.maintain.simulation import exchanges
+        return int(survey_runs("servers", options.first, options.seeds, exchanges.Run) > 0)
     if options.seed is not None:
         return int(show(options.seed, image, options.without) > 0)
     return int(survey(options.first, options.seeds, image, options.twice_every) > 0)

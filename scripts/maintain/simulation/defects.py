@@ -42,6 +42,12 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
          "        linux.adopt_orphans()\n        self._listen_to_signals()\n")],
 }
 
+OF_SERVERS: Dict[str, Dict[str, List[Tuple[str, str]]]] = {
+    "a worker killed between the two sums of a gathering left a text of zeros": {
+        "kvstore.job.agreement": [('text.tobytes().decode() if text.all() else ""', "text.tobytes().decode()")]},
+}
+"""Those that `exchanges` has to find."""
+
 
 def image(what: str) -> Image:
     """The code with a defect put back."""

@@ -222,6 +222,7 @@ os = types.SimpleNamespace(
     chdir=stdlib.chdir, get_terminal_size=stdlib.terminal_size, getcwd=lambda: stdlib.world.process().cwd,
     getpid=lambda: stdlib.world.process().pid, getuid=lambda: 1000,
     getppid=lambda: getattr(stdlib.world.process().parent, "pid", 1), access=lambda one, mode: True,
+    urandom=lambda count: stdlib.world.random.getrandbits(8 * count).to_bytes(count, "big"),
     sched_getaffinity=lambda pid: {0, 1}, register_at_fork=lambda **calls: None)
 
 

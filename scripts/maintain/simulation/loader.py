@@ -13,7 +13,7 @@ from scripts.maintain.simulation import disk, processes, stdlib, threads
 
 SIMULATED: Dict[str, Any] = {
     **{name: getattr(stdlib, name) for name in ("time", "signal", "fcntl", "secrets", "sys", "ctypes", "faulthandler",
-                                                "resource")},
+                                                "resource", "atexit")},
     **{name: getattr(disk, name) for name in ("os", "tempfile", "shutil")},
     **{name: getattr(processes, name) for name in ("select", "selectors", "subprocess", "socket")},
     **{name: getattr(threads, name) for name in ("threading", "queue", "concurrent")},
@@ -37,9 +37,9 @@ class Image:
     """Copies of modules; those that are not its `own` are the parent's."""
 
     def __init__(self, changes: Optional[Changes] = None, parent: "Optional[Image]" = None,
-                 own: Sequence[str] = ()) -> None:
+                 own: Sequence[str] = (), copied: Tuple[str, ...] = COPIED, real: Sequence[str] = REAL) -> None:
         self.changes: Changes = parent.changes if parent else changes or {}
-        self._parent, self._own = parent, own
+        self._parent, self._own, self._copied, self._real = parent, own, copied, real
         self._modules: Dict[str, types.ModuleType] = {}
         self._builtins = {**vars(builtins), "__import__": self._import, "open": disk.builtin_open,
                           "print": stdlib.builtin_print}
@@ -73,12 +73,12 @@ class Image:
             return SIMULATED["concurrent"].futures
         if name in SIMULATED or name.partition(".")[0] in ("os", "concurrent"):
             return SIMULATED[name.partition(".")[0]]
-        if not name.startswith(COPIED) or name in REAL:
+        if not name.startswith(self._copied) or name in self._real:
             return builtins.__import__(name, of, local, names, level)
         module = self.load(name)
         for one in names:
             if not hasattr(module, one):
                 full = f"{name}.{one}"
-                copied = builtins.__import__(full, fromlist=["x"]) if full in REAL else self.load(full)
+                copied = builtins.__import__(full, fromlist=["x"]) if full in self._real else self.load(full)
                 setattr(module, one, copied)
         return module

@@ -1,4 +1,5 @@
 """`selectors`, `select`, `subprocess` and `socket` over the simulated system."""
+import functools
 import select as real_select
 import selectors as real_selectors
 import signal as real_signal
@@ -11,7 +12,7 @@ from scripts.maintain.simulation import stdlib
 from scripts.maintain.simulation.disk import Raw
 from scripts.maintain.simulation.files import File, Null, Pipe, Way
 from scripts.maintain.simulation.stdlib import os_close, os_read, os_write, resolved
-from scripts.maintain.simulation.system import Process
+from scripts.maintain.simulation.system import Host, Process
 
 
 class Selector:
@@ -211,7 +212,8 @@ class Socket:
 
     def __init__(self, family: int = 2, kind: int = 1, proto: int = 0, fileno: Optional[int] = None) -> None:
         self._fd = stdlib.world.call().install(Null()) if fileno is None else fileno
-        self._name = ("127.0.0.1", 0)
+        self._name: Any = ("127.0.0.1", 0)
+        self.family, self._timeout_s = family, None  # type: int, Optional[float]
 
     def fileno(self) -> int:
         return self._fd
@@ -236,14 +238,81 @@ class Socket:
     def setsockopt(self, *option: Any) -> None:
         stdlib.world.call()
 
-    def bind(self, address: Tuple[str, int]) -> None:
-        self._name = (address[0] or "0.0.0.0", address[1] or 20000 + stdlib.world.random.randrange(10000))
+    def settimeout(self, timeout_s: Optional[float]) -> None:
+        self._timeout_s = timeout_s
 
-    def getsockname(self) -> Tuple[str, int]:
+    def bind(self, address: Any) -> None:
+        self._name = address if isinstance(address, str) else (
+            address[0] or "0.0.0.0", address[1] or 20000 + stdlib.world.random.randrange(10000))
+
+    def getsockname(self) -> Any:
         return self._name
 
-    def connect(self, address: Tuple[str, int]) -> None:
-        self._name = (stdlib.world.process().host.name, 9)
+    def _becomes(self, file: File) -> None:
+        process = stdlib.world.process()
+        process.close(self._fd)
+        process.install(file, self._fd)
+
+    def connect(self, address: Any) -> None:
+        """Of a datagram's socket: nothing is sent. A stream's: to the one who listens there."""
+        here = stdlib.world.call().host
+        if isinstance(address, str):
+            self._becomes(_dialled(here, here, address, self._timeout_s))
+        self._name = (here.name, 9)
+
+    def listen(self, backlog: int = 0) -> None:
+        host = stdlib.world.call().host
+        self._becomes(Listener(host, self._name if isinstance(self._name, str) else self._name[1]))
+
+    def accept(self) -> "Tuple[Socket, Any]":
+        listener = stdlib.opened(self._fd)
+        assert isinstance(listener, Listener)
+        self._until(lambda: bool(listener.calls) or None)
+        return Socket(self.family, fileno=stdlib.world.process().install(listener.calls.pop(0))), ("", 0)
+
+    def _until(self, ready: Callable[[], Any]) -> Any:
+        """What `ready` gives, once that is not None; TimeoutError when it is late."""
+        world = stdlib.world
+        world.call()
+        until = None if self._timeout_s is None else world.now + self._timeout_s
+        found = ready()
+        while found is None:
+            if not stdlib.opened(self._fd).blocking:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            if until is not None and world.now >= until:
+                raise TimeoutError("timed out")
+            world.wait([stdlib.opened(self._fd)], until)
+            found = ready()
+        return found
+
+    def recv_into(self, room: Any, most: int = 0, flags: int = 0) -> int:
+        """With MSG_WAITALL as much as fits, as a rule: a signal may end it early."""
+        count, file = 0, stdlib.opened(self._fd)
+        while count < len(room):
+            data = self._until(functools.partial(file.read, len(room) - count))
+            room[count:count + len(data)] = data
+            count += len(data)
+            if not data or not flags or stdlib.world.random.random() < 0.1:
+                break
+        return count
+
+    def sendmsg(self, parts: Sequence[Any]) -> int:
+        data, file = b"".join(bytes(part) for part in parts), stdlib.opened(self._fd)
+        if stdlib.world.random.random() < 0.1:  # the kernel has room for a part
+            data = data[:1 + stdlib.world.random.randrange(len(data))]
+        return int(self._until(lambda: file.write(data)))
+
+    def makefile(self, mode: str) -> "Socket":
+        return self
+
+    def read(self) -> bytes:
+        """All that comes, to the end."""
+        data = b""
+        while True:
+            more = self.recv(65536)
+            if not more:
+                return data
+            data += more
 
     def send(self, data: bytes) -> int:
         return os_write(self._fd, data)
@@ -253,12 +322,63 @@ class Socket:
             data = data[os_write(self._fd, data):]
 
     def recv(self, most: int) -> bytes:
-        return os_read(self._fd, most)
+        file = stdlib.opened(self._fd)
+        return bytes(self._until(lambda: file.read(most)))
 
     def shutdown(self, how: int) -> None:
         file = stdlib.opened(self._fd)
         assert isinstance(file, Both)
         file.shutdown()
+
+
+class Listener(File):
+    """A socket that takes calls. Who calls is connected before anybody accepts it."""
+
+    def __init__(self, host: Host, at: Any) -> None:
+        super().__init__()
+        self.host, self.at = host, at
+        self.calls: List[Both] = []
+        if at in host.listeners:
+            raise OSError(98, "Address already in use")
+        host.listeners[at] = self
+
+    def release(self) -> None:
+        del self.host.listeners[self.at]
+        for call in self.calls:
+            call.release()
+
+
+def _dialled(here: Host, there: Host, at: Any, timeout_s: Optional[float]) -> Both:
+    """This end of a new connection."""
+    world = stdlib.world
+    out, began = world.link(here.name, there.name), world.now
+    stdlib.sleep(out.slow_s)
+    while out.cut or not there.up:
+        if timeout_s is not None and world.now - began > timeout_s:
+            raise TimeoutError("timed out")
+        stdlib.sleep(0.5)
+    listener = there.listeners.get(at)
+    if not isinstance(listener, Listener):
+        raise FileNotFoundError(2, "No such file") if isinstance(at, str) else ConnectionRefusedError(111, "refused")
+    mine, theirs = connected(here, there)
+    listener.calls.append(theirs)
+    listener.changed()
+    return mine
+
+
+def create_server(address: Tuple[str, int], backlog: int = 0) -> Socket:
+    listener = Socket()
+    listener.bind(address)
+    listener.listen()
+    return listener
+
+
+def create_connection(address: Tuple[str, int], timeout: Optional[float] = None) -> Socket:
+    here = stdlib.world.call().host
+    mine = _dialled(here, stdlib.world.host(address[0]), address[1], timeout)
+    connection = Socket(fileno=stdlib.world.process().install(mine))
+    connection.settimeout(timeout)
+    return connection
 
 
 def socketpair() -> Tuple[Socket, Socket]:
@@ -281,4 +401,6 @@ def getaddrinfo(name: str, *more: Any) -> List[Any]:
 socket = types.SimpleNamespace(
     socket=Socket, socketpair=socketpair, getaddrinfo=getaddrinfo, gethostname=lambda: stdlib.world.process().host.name,
     **{name: getattr(real_socket, name) for name in ("AF_INET", "AF_UNIX", "SOCK_STREAM", "SOCK_DGRAM", "SOL_SOCKET",
-                                                     "SO_REUSEADDR", "SO_KEEPALIVE", "SHUT_RDWR", "inet_aton")})
+                                                     "SO_REUSEADDR", "SO_KEEPALIVE", "SHUT_RDWR", "inet_aton",
+                                                     "IPPROTO_TCP", "TCP_NODELAY", "MSG_WAITALL")},
+    create_server=create_server, create_connection=create_connection)

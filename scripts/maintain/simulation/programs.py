@@ -51,7 +51,7 @@ class Training:
     @property
     def about_s(self) -> float:
         """How long a job may take that nothing hits."""
-        return 3 + self.import_s + self.iterations * self.step_s * 1.3
+        return 3 + self.import_s + self.iterations * self.step_s * 1.6
 
     def fabric(self, process: Process) -> "Fabric":
         """The network of this attempt's processes."""
@@ -402,8 +402,11 @@ class Node:
         return 0
 
     def meet(self, step: int, total: int) -> None:
-        """Evaluate, together; then worker 0 saves."""
+        """Evaluate some batches, then meet; then worker 0 saves."""
         with self.pulse.pulse.doing("evaluation"):
+            for _ in range(3):
+                self.pulse.pulse.substep += 1
+                stdlib.sleep(self.training.step_s * self.world.random.random())
             for name in self.workers:
                 self.send(name, "evaluated", step, self.process.name)
             with self.waiting.within(self.training.timeout_s, f"the evaluation after iteration {step} has not ended"):

@@ -114,7 +114,8 @@ def names_in_time(result: Result) -> Iterator[str]:
         return
     within_s = NAMED_WITHIN_S
     host = hit.victim.partition(" ")[2].replace(HERE, "127.0.0.1" if result.job.launcher == "local" else HERE)
-    named = [at for at, text in result.said if at >= hit.at_s and (hit.victim in text or (host and host in text))]
+    named = [at for at, text in result.said if at >= hit.at_s and (hit.victim in text or (host and host in text))
+             and "starting for " not in text]  # that says who is waited for, not that it is stopped
     over = result.code == 0 and not named  # it was done already
     if not over and (not named or named[0] - hit.at_s > within_s):
         yield f"{hit.victim} was hit at {hit.at_s:.2f} s ({hit.kind}), and is not named within {within_s:g} s"

@@ -88,7 +88,7 @@ def draw_job(image: Image, draw: random.Random) -> Any:
     return image.load("odsgd.launch.plan").Job(
         command=("train",), num_workers=num_workers, num_servers=num_servers, launcher="ssh" if ssh else "local",
         slots=slots, remote_python="python", hang_timeout_s=draw.choice((4.0, 15.0, 60.0)), max_restarts=restarts,
-        startup_timeout_s=draw.choice((20.0, 60.0)), rejoin_timeout_s=draw.choice((5.0, 20.0)),
+        startup_timeout_s=draw.choice((20.0, 60.0)), rejoin_timeout_s=draw.choice((5.0, 20.0, 60.0)),
         grace_s=draw.choice((1.0, 5.0)), least_workers=1 if elastic else None,
         most_workers=num_workers if elastic else None, grow=elastic and draw.random() < 0.5,
         on_worker_loss="continue" if goes_on else "fail", wire="ps-lite")
@@ -102,8 +102,9 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool) -> L
     everybody = [*workers * 2, *servers, *["scheduler"] * bool(servers), "launcher", f"agent {HERE}",
                  *(f"{what} {host}" for host in hosts for what in ("agent", "ssh"))]
     faults = []
+    kinds = (*KINDS, *["cut data"] * 4) if not job.num_servers and len(hosts) > 1 else KINDS  # rings seldom outlive it
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3, 4))):
-        kind, at_s = draw.choice(KINDS), about_s * draw.random()
+        kind, at_s = draw.choice(kinds), about_s * draw.random()
         lasts_s = draw.choice((0.3, 3.0, 8.0, 30.0)) if heals or draw.random() < 0.5 else 0.0
         host = draw.choice([*hosts, HERE])
         victim = {"lose host": host, "reboot": host, "cut": host, "cut one way": host, "cut data": host, "slow": host,

@@ -3,6 +3,7 @@
 They have what the project uses of them, in the same forms; anything else is an AttributeError, so that nothing reaches
 the real system unseen. The world is the one that runs; the process is the one whose code calls.
 """
+import ctypes as real_ctypes
 import errno
 import posixpath
 import signal as real_signal
@@ -268,8 +269,10 @@ class Text:
 
 stdout, stderr = Text(1), Text(2)
 sys = types.SimpleNamespace(
-    **{name: getattr(real_sys, name) for name in ("exit", "maxsize", "platform", "version_info", "_getframe")},
-    executable="python", stdout=stdout, stderr=stderr, __stdout__=stdout, __stderr__=stderr, argv=["odsgd", "launch"],
+    **{name: getattr(real_sys, name) for name in ("exit", "maxsize", "platform", "version_info", "_getframe",
+                                                   "excepthook", "__excepthook__")},
+    executable="python", modules={},  # no MXNet
+    stdout=stdout, stderr=stderr, __stdout__=stdout, __stderr__=stderr, argv=["odsgd", "launch"],
     getswitchinterval=lambda: 0.005, setswitchinterval=lambda seconds: None)
 
 
@@ -296,7 +299,9 @@ def faulthandler_register(number: int, file: int = 2, all_threads: bool = True) 
     world.call().handlers[number] = dump
 
 
-ctypes = types.SimpleNamespace(CDLL=lambda name: types.SimpleNamespace(prctl=_prctl))
+ctypes = types.SimpleNamespace(CDLL=lambda name: types.SimpleNamespace(prctl=_prctl), Array=real_ctypes.Array,
+                               c_float=real_ctypes.c_float)
+atexit = types.SimpleNamespace(register=lambda call: call)  # a program here says itself how it leaves
 fcntl = types.SimpleNamespace(ioctl=lambda fd, request, given: struct.pack("iP", 0, 0))  # no interface is known
 faulthandler = types.SimpleNamespace(register=faulthandler_register)
 resource = types.SimpleNamespace(RLIM_INFINITY=-1, RLIMIT_NOFILE=7, getrlimit=lambda which: (1 << 20, 1 << 20),

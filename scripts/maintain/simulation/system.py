@@ -395,6 +395,7 @@ class Host:
         self.full = False  # of its disk
         self.wall_s = 1.7e9  # what its wall clock shows at the beginning
         self.processes: Dict[int, Process] = {}
+        self.listeners: Dict[Any, File] = {}  # by port, or path
         self.files: Dict[str, Optional[bytearray]] = {"/": None, "/tmp": None, "/home": None}
         self.names = dict(self.files)  # those that outlast a loss of power for sure
 

@@ -1,0 +1,253 @@
+"""Workers and servers on sockets of our own, as real code: the connections, the server's rounds and its sums.
+
+A push has a 1 in an element of its own, by rank and step, and the server subtracts: so the weights that come back tell
+which pushes are in them, and how often. Workers gather texts now and then, by sums over all of them. Of an asynchronous
+job a worker may be lost; the servers' hosts hear of that each at a time of its own.
+"""
+import functools
+import random
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from kvstore import methods
+from kvstore.errors import KVStoreError
+from kvstore.messages.buckets import Parameter, plan
+from kvstore.messages.seam import Setup
+from kvstore.optimizers import described, formulas
+from scripts.maintain.simulation import stdlib
+from scripts.maintain.simulation.files import Null, Sink
+from scripts.maintain.simulation.loader import Changes, Image
+from scripts.maintain.simulation.system import Process, World
+
+COPIED = ("kvstore.job", "kvstore.transports", "kvstore.weights.servers", "kvstore.engine",
+          "kvstore.optimizers.apply")
+HOSTS, PORT, LOST = ("10.0.0.1", "10.0.0.2", "10.0.0.3"), 4000, "/tmp/lost"
+TIMEOUT_S = 30.0
+KINDS = ("kill worker", "kill worker", "kill server", "pause", "cut", "slow", "late", "stranger")
+
+
+class Run:
+    """One history. `broken`: what was promised, and did not hold."""
+
+    def __init__(self, seed: int, changes: Optional[Changes] = None) -> None:
+        self.world, self.draw, self.changes = World(seed), random.Random(seed), changes
+        stdlib.use(self.world)
+        draw = self.draw
+        self.num_workers, self.num_servers = draw.choice((1, 2, 2, 3, 4)), draw.choice((1, 1, 2))
+        self.asynchronous = draw.random() < 0.6
+        self.steps, self.step_s = draw.randrange(3, 13), draw.choice((0.02, 0.3))
+        codec, codec_weights = (draw.choice(("none", "none", "float16")) for _ in range(2))  # exact for small numbers
+        self.method = methods.METHODS["asgd" if self.asynchronous else "ssgd"]
+        options: Any = self.method.Options
+        self.options = options(codec=codec, codec_weights=codec_weights, reduction="sum", timeout_s=TIMEOUT_S)
+        self.num_buckets, self.num_hosts = draw.randrange(1, 4), draw.randrange(1, 4)
+        self.broken: List[str] = []
+        self.faults: List[str] = []
+        self.processes: Dict[str, Process] = {}
+        self.lost: Dict[int, float] = {}  # when the job was told, by rank
+        self.known: Dict[Tuple[int, int], bytes] = {}  # weights by bucket and version
+        self.taken: Dict[Tuple[int, int], Tuple[int, int]] = {}  # by rank and bucket: own steps in it, version
+        self.done: Dict[int, int] = {}  # exit codes of workers
+        self.ready = 0  # workers that have met
+        self.sink = Sink(self.world, "said")
+        self._begin()
+        self.world.run(600.0, lambda: len(self.done) == self.num_workers)
+        self._judge()
+        self.world.close()
+
+    def expect(self, holds: bool, sentence: str) -> None:
+        if not holds:
+            self.broken.append(sentence)
+            self.world.note(f"BROKEN {sentence}")
+
+    # The job
+
+    def _begin(self) -> None:
+        kinds = [self.draw.choice(KINDS) for _ in range(self.draw.choice((0, 1, 1, 1, 2, 3)))]
+        names = ["scheduler", *(f"server {rank}" for rank in range(self.num_servers)),
+                 *(f"worker {rank}" for rank in range(self.num_workers))]
+        self.hosts = {name: self.world.host(HOSTS[self.draw.randrange(self.num_hosts)]) for name in names}
+        slow = self.draw.choice(names) if "late" in kinds else ""
+        for name in names:
+            self._start(name, 3.0 if name == slow else 0.5 * self.draw.random())
+        about_s = 1.0 + self.steps * self.step_s * 1.5
+        for kind in kinds:
+            self.world.after(about_s * self.draw.random(), functools.partial(self._hit, kind, self.draw.random()))
+
+    def _start(self, name: str, after_s: float) -> None:
+        role, _, rank = name.partition(" ")
+        host = self.hosts[name]
+        local = self.num_hosts == 1
+        env = {"DMLC_ROLE": role, "DMLC_PS_ROOT_URI": self.hosts["scheduler"].name, "DMLC_PS_ROOT_PORT": str(PORT),
+               "DMLC_NUM_WORKER": str(self.num_workers), "DMLC_NUM_SERVER": str(self.num_servers),
+               "DMLC_NODE_HOST": host.name, "ODSGD_SECRET": "s", f"ODSGD_{role.upper()}_RANK": rank,
+               **({"DMLC_LOCAL": "1", "ODSGD_COURIERS": f"/tmp/{name.replace(' ', '-')}"} if local else {}),
+               **({"ODSGD_LOST": LOST} if self.asynchronous else {})}
+        process = Process(host, None, [name], functools.partial(self._main, role, int(rank or 0)), env,
+                          {0: Null(), 1: self.sink, 2: self.sink}, after_s)
+        process.label = process.name = name
+        self.processes[name] = process
+        if role == "worker":
+            process.data["on_end"] = [lambda: self._ended(int(rank))]
+
+    def _main(self, role: str, rank: int, process: Process) -> int:
+        image = Image(self.changes, copied=COPIED, real=())
+        if role != "worker":
+            sockets = image.load("kvstore.weights.servers.sockets")
+            (sockets.introduce if role == "scheduler" else sockets.serve)()
+            return 0
+        try:
+            self._work(image, rank)
+        except KVStoreError as error:
+            image.load("kvstore.job.ending").die(str(error), 70)
+        return 0
+
+    def _work(self, image: Image, rank: int) -> None:
+        engine, agreement = image.load("kvstore.engine.engine"), image.load("kvstore.job.agreement")
+        store = image.load("kvstore.transports.sockets").SocketServers(TIMEOUT_S, not self.asynchronous)
+        size = self.num_workers * self.steps
+        parameters = [Parameter(key, f"w{key}", (size,)) for key in range(self.num_buckets)]
+        buckets = plan(parameters, store._connection.keys, 4 * size, whole=True)
+        store.set_up(Setup(methods.where(self.method), self.options.plain(), described.describe(formulas.SGD(1.0)),
+                           buckets, self.method(self.options, self.num_workers).traffic(whole=True)),
+                     lambda bucket: engine.zeros(bucket.size))
+        self.ready += 1
+        for step in range(self.steps):
+            stdlib.sleep(self.step_s * (0.5 + self.world.random.random()))
+            grad = np.zeros(size, np.float32)
+            grad[rank * self.steps + step] = 1
+            pending = [store.exchange(bucket, engine.array(grad), 1.0) for bucket in buckets]
+            for bucket, one in zip(buckets, pending):
+                w = engine.memory(one.result()).copy()
+                self._took(rank, step, bucket.id, w, store.versions()[bucket.id] if self.asynchronous else step + 1)
+            if step % 2:
+                self._gathered(rank, agreement.gather_texts(store, f"worker {rank} at {step}"), step)
+        store.close()
+        image.load("kvstore.transports.joining").disconnect()
+
+    # What must hold
+
+    def _took(self, rank: int, step: int, key: int, w: np.ndarray, version: int) -> None:
+        """Each push is in the weights once; a worker's own are, and of the others those up to some step."""
+        where = f"worker {rank}, step {step}, bucket {key}, version {version}"
+        counts = (-w).reshape(self.num_workers, self.steps)
+        up_to = counts.sum(axis=1).astype(int)
+        whole = np.arange(self.steps) < up_to[:, None]
+        self.expect(bool(np.array_equal(counts, whole)), f"each_push_is_in_once: {where}: {counts.tolist()}")
+        self.expect(bool(up_to[rank] == step + 1), f"own_pushes_are_in: {where}: {up_to.tolist()}")
+        self.expect(int(counts.sum()) == version * (1 if self.asynchronous else self.num_workers),
+                    f"versions_count_pushes: {where}: {int(counts.sum())} pushes")
+        _, before = self.taken.get((rank, key), (0, 0))
+        self.expect(version > before, f"versions_grow: {where}, after {before}")
+        self.taken[rank, key] = step + 1, version
+        known = self.known.setdefault((key, version), w.tobytes())
+        self.expect(known == w.tobytes(), f"versions_have_one_value: {where}")
+
+    def _gathered(self, rank: int, texts: List[str], step: int) -> None:
+        for other, text in enumerate(texts):
+            self.expect(text == f"worker {other} at {step}" or (text == "" and other in self.lost),
+                        f"texts_are_whole: worker {rank}, step {step}: of worker {other} {text!r}")
+
+    def _ended(self, rank: int) -> None:
+        process = self.processes[f"worker {rank}"]
+        self.world.after(0.05, lambda: self.done.__setitem__(rank, process.code if process.code is not None else -9))
+
+    def _judge(self) -> None:
+        """Who was not hit ends, and well, as long as no other was killed that the job cannot go on without."""
+        killed = [fault.partition(":")[0].split() for fault in self.faults if fault.startswith("kill")]
+        hit = {int(rank) for _, role, rank in killed if role == "worker"}
+        fatal = [one for one in killed if one[1] == "server" or not self.asynchronous or "early" in self.faults]
+        self.expect(len(self.done) == self.num_workers, f"ends: {sorted(self.done)} of {self.num_workers} have")
+        for rank, code in self.done.items():
+            if rank not in hit and not fatal:
+                self.expect(code == 0, f"goes_on: worker {rank} ended with {code}, and only {killed} were hit")
+        if not killed:
+            self.expect(set(self.taken.values()) <= {(self.steps, version) for _, version in self.taken.values()},
+                        f"trains_to_the_end: {self.taken}")
+        for line in self.world.history:
+            if "TRACEBACK" in line or "Traceback (most recent" in line:
+                self.expect(False, f"raises_nothing: {line}")
+                break
+
+    # Faults
+
+    def _hit(self, kind: str, where: float) -> None:
+        workers = [name for name in self.processes if name.startswith("worker") and not self.processes[name].dead]
+        if not workers:
+            return
+        name = workers[int(where * len(workers))]
+        host = self.hosts[name]
+        if kind == "kill worker":  # at one of its calls from now on
+            victim = self.processes[name]
+            victim.hit_at_call = victim.calls + 1 + int(10 ** (2.5 * where))
+            victim.hit = functools.partial(self._kill_worker, name)
+        elif kind == "kill server":
+            server = f"server {int(where * self.num_servers)}"
+            if not self.processes[server].dead:
+                self._note(f"kill {server}")
+                self.processes[server].end(-9)
+                self._end_all_later()
+        elif kind == "pause":
+            victim = self.processes[list(self.processes)[int(where * len(self.processes))]]
+            self._note(f"pause {victim.label}")
+            victim.signal(19)
+            self.world.after(4.0, lambda: victim.signal(18))
+        elif kind in ("cut", "slow"):
+            self._note(f"{kind} {host.name}")
+            links = [self.world.link(*pair) for other in HOSTS if other != host.name
+                     for pair in ((host.name, other), (other, host.name))]
+            for link in links:
+                link.cut, link.slow_s = kind == "cut", 0.2
+            for link in links:
+                self.world.after(6.0, link.heal)
+        elif kind == "stranger":
+            self._note("stranger")
+            Process(host, None, ["stranger"], self._stranger, {}, {0: Null(), 1: Null(), 2: Null()})
+
+    def _note(self, what: str) -> None:
+        self.faults.append(f"{what}: at {self.world.now:.3f} s")
+        self.world.note(f"FAULT {what}")
+
+    def _kill_worker(self, name: str) -> None:
+        rank = int(name.split()[1])
+        self._note(f"kill {name}")
+        self.processes[name].end(-9)
+        if self.ready < self.num_workers or not self.asynchronous:
+            self.faults.append("early")
+            self._end_all_later()
+            return
+        self.lost[rank] = self.world.now
+        for host in self.world.hosts.values():
+            self.world.after(0.3 + 1.5 * self.draw.random(), functools.partial(self._tell_lost, host, rank))
+
+    @staticmethod
+    def _tell_lost(host: Any, rank: int) -> None:
+        """As the launcher's agents do (`agent._append_lines`)."""
+        host.files[LOST] = bytearray(bytes(host.files.get(LOST) or b"") + b"%d\n" % rank)
+
+    def _end_all_later(self) -> None:
+        """The launcher ends what is left, unless it has ended by itself."""
+        for process in self.processes.values():
+            self.world.after(3.0, functools.partial(process.signal, 15))
+
+    def _stranger(self, process: Process) -> int:
+        """Calls everybody who listens here, and says what no process of the job would."""
+        for at in list(process.host.listeners):
+            connection = _call(process, at)
+            if connection and self.draw.random() < 0.7:
+                connection.send(bytes(self.draw.randrange(256) for _ in range(self.draw.choice((3, 1024, 3000)))))
+        stdlib.sleep(self.draw.choice((0.01, 5.0)))
+        return 0
+
+
+def _call(process: Process, at: Any) -> Any:
+    from scripts.maintain.simulation import processes
+    try:
+        if isinstance(at, str):
+            connection = processes.Socket()
+            connection.connect(at)
+            return connection
+        return processes.create_connection((process.host.name, at), 1.0)
+    except OSError:
+        return None
