@@ -441,10 +441,12 @@ class Node:
                 return message
 
     def receive_meeting(self, until: Optional[float] = None) -> Optional[Tuple[Any, ...]]:
-        """As `receive`, and note who has come to an evaluation."""
+        """As `receive`, and note who has come to an evaluation, and what a ring that is further has sent."""
         message = self.receive(until)
         if message and message[0] == "evaluated":
             self.met[message[1]].add(message[2])
+        elif message and message[0] == "part":
+            self.parts[message[1]].append(message[2])
         return message
 
     # Without servers, as by MPI: when one process has ended, MPI ends the others, each in its own way.
@@ -471,8 +473,7 @@ class Node:
             if name != self.process.name:
                 self.send(name, "part", step, part)
         while len(self.parts[step]) < self.num_workers - 1:
-            message = self.await_(lambda message: message[0] == "part")
-            self.parts[message[1]].append(message[2])
+            self.receive_meeting()
         self.ring_total += part + sum(self.parts.pop(step))
         return self.ring_total
 
