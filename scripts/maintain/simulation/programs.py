@@ -462,7 +462,7 @@ class Node:
             if self.world.now > gives_up_at:  # in its words
                 stdlib.stderr.write("Fatal error in internal_Init: Other MPI error\n")
                 return MPI_GAVE_UP
-            message = self.receive(gives_up_at + 0.1)
+            message = self.receive_meeting(gives_up_at + 0.1)
             if message and message[0] == "here":
                 came.add(message[1])
         start, self.ring_total = self.training.newest()
