@@ -131,3 +131,28 @@ class Adagrad(Formula):
         s = state["sum"]
         s += g * g
         np.subtract(w, lr / (1 + (t - 1) * self.lr_decay) * (g / (np.sqrt(s) + np.float32(self.eps))), out=out)
+
+
+class Adadelta(Formula):
+    """``torch.optim.Adadelta``.
+
+        g <- g + wd w;    s <- rho s + (1 - rho) g^2
+        d = g sqrt(a + eps) / sqrt(s + eps);    a <- rho a + (1 - rho) d^2;    w <- w - lr d
+    """
+
+    remembers = ("square_avg", "acc_delta")
+
+    def __init__(self, rho: float = 0.9, eps: float = 1e-6, **options: Any) -> None:
+        super().__init__(**options)
+        self.rho, self.eps = rho, eps
+
+    def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
+        if wd:
+            g += wd * w
+        s, a, eps = state["square_avg"], state["acc_delta"], np.float32(self.eps)
+        s *= self.rho
+        s += (1 - self.rho) * g * g
+        d = g * (np.sqrt(a + eps) / np.sqrt(s + eps))
+        a *= self.rho
+        a += (1 - self.rho) * d * d
+        np.subtract(w, lr * d, out=out)

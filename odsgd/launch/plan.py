@@ -283,7 +283,8 @@ def _groups(job: Job, hosts: Sequence[Host]) -> Iterator[Dict[str, str]]:
     for rank, host in enumerate(hosts):
         env = {"RANK": str(rank), "WORLD_SIZE": str(len(hosts))}
         if job.launcher != "mpi":
-            env.update(LOCAL_RANK=str(before[host]), LOCAL_WORLD_SIZE=str(size[host]))
+            env.update(LOCAL_RANK=str(before[host]), LOCAL_WORLD_SIZE=str(size[host]),
+                       GROUP_RANK=str(list(size).index(host)))
         before[host] += 1
         yield env
 

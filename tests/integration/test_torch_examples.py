@@ -55,6 +55,30 @@ def test_a_transformer_learns_text_with_clipped_gradients(tmp_path: Path) -> Non
     assert "of the digits of unseen sums are right" in done.stdout
 
 
+@pytest.mark.parametrize("kind, package, most", [
+    ("ddp", "torch", 4), ("mnist", "torch", 5), ("accelerate", "accelerate", 4), ("huggingface", "transformers", 2),
+    ("lightning", "lightning", 2)])
+@pytest.mark.parametrize("by", ["launch", "torchrun", "torchrun, as it was"])
+def test_a_script_that_was_none_of_ours_trains_with_five_lines_changed_or_less(by: str, kind: str, package: str,
+                                                                              most: int, tmp_path: Path) -> None:
+    """Its changed lines are marked, and without them it trains by PyTorch alone."""
+    pytest.importorskip(package)
+    code = (ROOT / "scripts" / "examples" / f"{kind}_torch.py").read_text()
+    assert code.count("\n") < 60 and len(re.findall(r"# new$|# was: ", code, re.MULTILINE)) == most
+    if "as it was" in by:
+        code = re.sub(r"^.*# new\n", "", code, flags=re.MULTILINE)
+        code = re.sub(r"^( *)# was: (.*\n).*\n", r"\1\2", code, flags=re.MULTILINE)
+        assert not re.search(r"\bod\b|odsgd\.|store\b", code.split('"""')[2])
+    (tmp_path / "train.py").write_text(code)
+    words = [str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "1"] if by == "launch" else \
+        ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run([sys.executable, *words, "train.py"], cwd=tmp_path, env=environment(), capture_output=True,
+                          text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"([\d.]+)% are right", done.stdout)
+    assert found and float(found[-1]) > 85, done.stdout
+
+
 @pytest.mark.parametrize("script", ["diloco_torch", "diloco_gluon"])
 def test_two_workers_that_exchange_weights_seldom_learn_with_either_framework(script: str, tmp_path: Path) -> None:
     if script == "diloco_gluon":

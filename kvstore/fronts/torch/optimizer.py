@@ -68,9 +68,10 @@ class Optimizer(torch.optim.Optimizer):
     Parameters
     ----------
     optimizer
-        SGD, Adam, AdamW, RMSprop or Adagrad of torch.optim, new, on parameters of `model`
+        SGD, Adam, AdamW, RMSprop, Adagrad or Adadelta of torch.optim, new, on parameters of `model`
     model
-        whose weights and buffers become worker 0's here; one that ``torch.compile`` has returned as well
+        whose weights and buffers become worker 0's here; one that ``torch.compile`` has returned as well, or one in
+        DistributedDataParallel, which exchanges nothing from here on
     store
         made by `odsgd.torch.create`, one for each model; where its method takes weights (`diloco`), `optimizer` may be
         any of PyTorch's, and it takes the steps itself (`stepping.Stepping`)
@@ -91,10 +92,13 @@ class Optimizer(torch.optim.Optimizer):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim's, then the "
                               "model, then the store")
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = self._silence(model)
         _refuse_wrapped(model)
         translated = self._translated(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._store, self._model = store, model
+        optimizer._opt_called = True  # its steps are taken here; a scheduler that was made of it asks
+        self.store, self._model = store, model
         self._names = _names(model)
         self._multipliers = [(1.0, 1.0)] * len(self.param_groups)
         if translated is not None:
@@ -131,9 +135,9 @@ class Optimizer(torch.optim.Optimizer):
         assert self._arrivals is not None
         for number in self._arrivals.rest():
             self._send(number)
-        self._store.end_step()
+        self.store.end_step()
         self._arrivals.begin()
-        self._store.show(self._at_step)
+        self.store.show(self._at_step)
         return loss
 
     @contextlib.contextmanager
@@ -154,24 +158,24 @@ class Optimizer(torch.optim.Optimizer):
         if self._arrivals is not None and self._arrivals.left:
             raise ConfigError("synchronize_grads when gradients have left already; run the backward pass under "
                               "`with optimizer.no_sync():`")
-        self._store.mean_gradients()
+        self.store.mean_gradients()
 
     def sum_overflows(self, mine: float) -> float:
         """Over the workers, of what a scaler has found before `step`. Collective; waits."""
         if self._arrivals is not None and self._arrivals.left:
             raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
                               "pass under `with optimizer.no_sync():`")
-        return float(self._store.sum_within(np.array([mine]))[0])
+        return float(self.store.sum_within(np.array([mine]))[0])
 
     def synchronize(self) -> None:
         """Wait for the weights of the next iteration, and have them in the parameters.
 
         For a script that reads parameters elsewhere than in their modules, right after `step`.
         """
-        self._store.show(self._store.lanes)
+        self.store.show(self.store.lanes)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        if hasattr(self, "_store"):
+        if hasattr(self, "store"):
             raise ConfigError("add_param_group: a store trains the parameters that its optimizer began with; make a "
                               "new store and a new optimizer")
         super().add_param_group(param_group)
@@ -182,15 +186,15 @@ class Optimizer(torch.optim.Optimizer):
         Each worker saves its own.
         """
         saved = super().state_dict()
-        if self._store.lanes:
+        if self.store.lanes:
             saved["store"] = {part: None if state is None else {"arrays": {
                 name: torch.from_numpy(array) for name, array in state[0].items()}, "facts": state[1]}
-                for part, state in self._store.state().items()}
+                for part, state in self.store.state().items()}
         return saved
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Go on from what `state_dict` gave on this worker, before the first step. The model's weights come with it."""
-        if self._store.lanes:
+        if self.store.lanes:
             raise ConfigError("load_state_dict after the first step, when the store has its weights; to go back, make "
                               "a new store and a new Optimizer, and load into that")
         saved = state_dict.get("store")
@@ -199,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
                               "odsgd.torch.Optimizer.state_dict gave")
         self._load_own({name: state_dict[name] for name in ("state", "param_groups")})
         if saved is not None:
-            self._store.load_state(*(None if saved[part] is None else (
+            self.store.load_state(*(None if saved[part] is None else (
                 {name: tensor.numpy() for name, tensor in saved[part]["arrays"].items()}, saved[part]["facts"])
                 for part in ("worker", "servers")))  # type: ignore[arg-type]
 
@@ -217,17 +221,17 @@ class Optimizer(torch.optim.Optimizer):
                 self._send(number)
 
     def _send(self, number: int) -> None:
-        if not self._store.under_way:
+        if not self.store.under_way:
             self._rates = self._rates_now()
-            self._store.begin_iteration([rate / lr_mult for rate, (lr_mult, _) in zip(self._rates, self._multipliers)])
-        self._store.send(self._store.lanes[number])
+            self.store.begin_iteration([rate / lr_mult for rate, (lr_mult, _) in zip(self._rates, self._multipliers)])
+        self.store.send(self.store.lanes[number])
 
     def _rates_now(self) -> List[float]:
         return [float(group["lr"]) for group in self.param_groups]
 
     def _check_settings(self) -> None:
         """ConfigError for what was changed and may not be."""
-        if self._store.under_way and self._rates != self._rates_now():
+        if self.store.under_way and self._rates != self._rates_now():
             raise ConfigError("the learning rate was changed between backward() and step(), when gradients had left "
                               "with the old one; change it before the backward pass")
         if translation.fixed(self.param_groups) != self._fixed:
@@ -281,6 +285,15 @@ class Optimizer(torch.optim.Optimizer):
         """Parameter groups, and the optimizer's own state where it has one."""
         super().load_state_dict(saved)
 
+    def _silence(self, wrapper: torch.nn.parallel.DistributedDataParallel) -> torch.nn.Module:
+        """Its model; what it would do under its own `no_sync` it does from here on, and its `no_sync` is ours."""
+        if wrapper.static_graph:
+            raise ConfigError("the model is in DistributedDataParallel with static_graph=True, which exchanges "
+                              "gradients in any case; leave static_graph out")
+        wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = False
+        wrapper.no_sync = self.no_sync
+        return wrapper.module
+
     def _watch(self) -> None:
         """What a script does, where the store must know of it."""
         self._watch_gradients()
@@ -306,8 +319,8 @@ class Optimizer(torch.optim.Optimizer):
 
         def saved(module: torch.nn.Module, *_: Any) -> None:
             self.synchronize()
-            if module is root and self._store.shows_own:
-                warn_of_own(self._store.name)
+            if module is root and self.store.shows_own:
+                warn_of_own(self.store.name)
 
         root.register_state_dict_pre_hook(saved)
 
@@ -324,7 +337,7 @@ class Optimizer(torch.optim.Optimizer):
         def before(module: torch.nn.Module, _: Any) -> None:
             if self._arrivals is None:
                 self._ran.add(module)
-            self._store.show(self._awaits.get(module, ()))
+            self.store.show(self._awaits.get(module, ()))
 
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
@@ -334,10 +347,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin(self) -> None:
         """The first iteration has shown in what order gradients appear, and which modules compute."""
-        self._store.begin(self._order)
-        self._arrivals = Arrivals([lane.bucket for lane in self._store.lanes])
+        self.store.begin(self._order)
+        self._arrivals = Arrivals([lane.bucket for lane in self.store.lanes])
         lanes = self._lanes_of
-        for lane in self._store.lanes:
+        for lane in self.store.lanes:
             for segment in lane.bucket.segments:
                 lanes.setdefault(segment.parameter.name, []).append(lane)
         awaited: Set[str] = set()

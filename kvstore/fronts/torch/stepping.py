@@ -27,11 +27,11 @@ class Stepping(Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """The step of the script's optimizer, and every H of them an exchange. The first waits for the others."""
         self._check_trained()
-        self._store.begin()
+        self.store.begin()
         loss = None
-        if not self._overflowed() and not self._store.session.first_of_joiner:  # else it takes part without a step
+        if not self._overflowed() and not self.store.session.first_of_joiner:  # else it takes part without a step
             loss = self._inner.step() if closure is None else self._inner.step(closure)
-        self._store.stepped()
+        self.store.stepped()
         return loss
 
     def _overflowed(self) -> bool:

@@ -170,8 +170,9 @@ class TorchStore(FrontEnd[TensorLane]):
         for one in self._trained.values():
             if one.changed:
                 raise ProtocolError(f"the gradient of {one.name} was changed after it had left; to clip gradients, or "
-                                    "to add them up, run backward() under `with optimizer.no_sync():`; what else "
-                                    "exchanges them (DistributedDataParallel), leave out (docs/how-to/pytorch.md)")
+                                    "to add them up, run backward() under `with optimizer.no_sync():`; if "
+                                    "DistributedDataParallel is around the model, give od.Optimizer that "
+                                    "(docs/how-to/pytorch.md)")
             one.forget()
         self._steps = []
         for lane in self.lanes:

@@ -44,9 +44,13 @@ def _adagrad(group: Group, common: Dict[str, float]) -> FlatOptimizer:
     return torch_formulas.Adagrad(group["lr_decay"], group["eps"], group["initial_accumulator_value"], **common)
 
 
+def _adadelta(group: Group, common: Dict[str, float]) -> FlatOptimizer:
+    return torch_formulas.Adadelta(group["rho"], group["eps"], **common)
+
+
 KINDS: Dict[Type[torch.optim.Optimizer], Make] = {
     torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adamw, torch.optim.RMSprop: _rmsprop,
-    torch.optim.Adagrad: _adagrad}
+    torch.optim.Adagrad: _adagrad, torch.optim.Adadelta: _adadelta}
 
 
 def translated(optimizer: torch.optim.Optimizer) -> FlatOptimizer:
@@ -96,4 +100,5 @@ def fixed(groups: List[Group]) -> List[Any]:
              if isinstance(value, (bool, int, float, tuple)) and name in NOT_SCHEDULED} for group in groups]
 
 
-NOT_SCHEDULED = {"weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "alpha", "centered", "lr_decay"}
+NOT_SCHEDULED = {"weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "alpha", "centered", "lr_decay",
+                 "rho"}

@@ -125,10 +125,11 @@ def test_workers_of_servers_are_told_nothing_of_mpi() -> None:
 
 def test_workers_have_their_places_under_the_names_of_pytorch_and_servers_have_none() -> None:
     plan = make_plan(job(5, 1, A, A, B, env={"MASTER_PORT": "7"}), ROOT)
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
     assert [" ".join(worker.env[name] for name in names) for worker in plan.workers] == [
-        "0 5 0 4 10.0.0.1 7", "1 5 1 4 10.0.0.1 7", "2 5 0 1 10.0.0.1 7", "3 5 2 4 10.0.0.1 7", "4 5 3 4 10.0.0.1 7"]
-    assert not any(name in process.env for process in plan.processes if process.role != "worker" for name in names[:5])
+        "0 5 0 4 0 10.0.0.1 7", "1 5 1 4 0 10.0.0.1 7", "2 5 0 1 1 10.0.0.1 7", "3 5 2 4 0 10.0.0.1 7",
+        "4 5 3 4 0 10.0.0.1 7"]
+    assert not any(name in process.env for process in plan.processes if process.role != "worker" for name in names[:6])
 
 
 @pytest.mark.parametrize("asked", [job(2, 0, A, B, known_hosts=True), job(2, 0, launcher="mpi")])

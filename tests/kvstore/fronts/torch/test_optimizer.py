@@ -76,7 +76,8 @@ OPTIMIZERS: Dict[str, Callable[[Any], Any]] = {
     "adam": lambda p: optim.Adam(p, 0.01, weight_decay=0.01), "adamw": lambda p: optim.AdamW(p, 0.01, (0.8, 0.99)),
     "rmsprop": lambda p: optim.RMSprop(p, 0.01, weight_decay=0.01),
     "rmsprop_all": lambda p: optim.RMSprop(p, 0.01, 0.9, momentum=0.5, centered=True),
-    "adagrad": lambda p: optim.Adagrad(p, 0.01, lr_decay=0.1, initial_accumulator_value=0.5)}
+    "adagrad": lambda p: optim.Adagrad(p, 0.01, lr_decay=0.1, initial_accumulator_value=0.5),
+    "adadelta": lambda p: optim.Adadelta(p, 1.0, 0.8, weight_decay=0.01)}
 
 
 class Linear(torch.nn.Module):
@@ -169,7 +170,7 @@ def test_a_scaler_skips_the_step_of_all_workers_when_one_overflows() -> None:
             scaler.update()
             scales.append(scaler.get_scale())
             if t == 2:
-                assert optimizer._store.iteration == 2
+                assert optimizer.store.iteration == 2
         assert scales == [8, 8, 4, 4, 4, 8]  # on both, though one of them has not seen the overflow
         return state_of(net)
 
@@ -228,7 +229,7 @@ def test_parameters_in_half_precision_are_updated_in_single_and_shown_rounded(dt
             optimizer.zero_grad()
             net(torch.full((1, 4), float(2 * transport.worker_rank), dtype=dtype)).sum().backward()
             optimizer.step()
-        with optimizer._store.global_weights():
+        with optimizer.store.global_weights():
             return net.weight.detach().float().numpy()
 
     expected = torch.full((3, 4), 1 - 200 * 2.0 ** -13).to(dtype).float().numpy()
@@ -308,7 +309,7 @@ def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_the
         begun = state_of(net)
         train(net, optimizer, batches(transport.worker_rank, 3))
         own = state_of(net)
-        with optimizer._store.global_weights():
+        with optimizer.store.global_weights():
             shared = state_of(net)
         np.testing.assert_equal(state_of(net), own)
         return [begun, own, shared]
@@ -360,7 +361,8 @@ def test_what_cannot_be_done_is_said_in_one_line() -> None:
             local(Net(), make)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
-    refuses("expected one of torch.optim's SGD, Adam, AdamW, RMSprop, Adagrad", lambda p: optim.Adadelta(p))
+    refuses("expected one of torch.optim's SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta",
+            lambda p: optim.Adamax(p))
     refuses("dampening 0.5", lambda p: optim.SGD(p, 0.1, momentum=0.9, dampening=0.5))
     refuses("amsgrad=True", lambda p: optim.Adam(p, amsgrad=True))
     refuses("groups of SGD differ in momentum", lambda p: optim.SGD(
@@ -513,7 +515,7 @@ def test_what_a_script_may_write_is_no_alarm(capsys: pytest.CaptureFixture[str])
         with torch.no_grad():
             for tensor, one in zip(ours.parameters(), kept):
                 tensor.copy_(one)
-        with optimizer._store.global_weights():
+        with optimizer.store.global_weights():
             clamp(ours)
     optimizer.synchronize()
     for name, array in state_of(alone).items():
@@ -526,7 +528,7 @@ def test_weights_changed_in_vain_before_global_weights_are_told() -> None:
     train(net, optimizer, batches(0, 1))
     optimizer.synchronize()
     clamp(net)
-    with pytest.raises(ProtocolError, match=r"were changed by the script"), optimizer._store.global_weights():
+    with pytest.raises(ProtocolError, match=r"were changed by the script"), optimizer.store.global_weights():
         pass
 
 
@@ -566,10 +568,12 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("group")
 def test_a_model_that_is_wrapped_is_refused_by_the_wrappers_name() -> None:
     wrapped = torch.nn.parallel.DistributedDataParallel(Called())
-    for model, name in ((wrapped, "DistributedDataParallel"), (torch.nn.Sequential(wrapped), "DistributedDataParallel"),
+    static = torch.nn.parallel.DistributedDataParallel(Called(), static_graph=True)
+    for model, name in ((static, "DistributedDataParallel with static_graph=True"),
+                        (torch.nn.Sequential(wrapped), "DistributedDataParallel"),
                         (torch.compile(wrapped, backend="eager"), "DistributedDataParallel"),
                         (torch.nn.DataParallel(Called()), "DataParallel")):
-        with pytest.raises(ConfigError, match=f"the model is in {name}, which exchanges gradients itself") as caught:
+        with pytest.raises(ConfigError, match=f"the model is in {name}, which exchanges gradients") as caught:
             local(model)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
     inner = Called()

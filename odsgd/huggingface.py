@@ -1,0 +1,54 @@
+"""Hugging Face's Trainer by a store:
+
+    trainer.add_callback(odsgd.huggingface.HuggingFaceCallback(trainer, "odsgd", warmup=100))
+
+What `max_grad_norm` clips is the mean gradient of all workers, which costs an exchange that is waited for: 0 is better.
+Evaluation and saving see the global weights, and so does the model after the training. Checkpoints have no state of the
+optimizer.
+"""
+import contextlib
+import math
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+import odsgd.torch as od
+
+
+class HuggingFaceCallback(TrainerCallback):
+    """`words` and `options` are those of `odsgd.torch.create`."""
+
+    def __init__(self, trainer: Any, *words: Any, **options: Any) -> None:
+        self._trainer, self._words, self._options = trainer, words, options
+        self._shown, self._unsent = contextlib.ExitStack(), contextlib.ExitStack()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.store, trainer = od.create(*self._words, **self._options), self._trainer
+        its = trainer.optimizer.optimizer = od.Optimizer(trainer.optimizer.optimizer, trainer.model_wrapped, self.store)
+        args.save_only_model = True  # one worker alone saves
+        if not self.store.takes_weights:
+            trainer.accelerator.clip_grad_norm_ = self._clip
+            if args.max_grad_norm:
+                self._unsent.enter_context(its.no_sync())
+
+    def _clip(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        """In the place of Accelerate's, which the Trainer calls for the norm alone, too."""
+        parameters = list(parameters)
+        if max_norm == math.inf:
+            return torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None], norm_type)
+        self._trainer.optimizer.optimizer.synchronize_grads()
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._shown.close()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_evaluate or control.should_save:
+            self.on_train_end(args, state, control)
+
+    on_epoch_end = on_step_end
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._shown.close()
+        self._shown.enter_context(self.store.global_weights())

@@ -1,0 +1,43 @@
+"""Lightning by a store:  Trainer(strategy="ddp", callbacks=[odsgd.lightning.LightningCallback("odsgd", warmup=100)])
+
+What `gradient_clip_val` clips is the mean gradient of all workers, which costs an exchange that is waited for.
+Validation and checkpoints see the global weights, and so does the model after the training.
+"""
+import contextlib
+from typing import Any
+
+import lightning
+
+import odsgd.torch as od
+from kvstore.errors import ConfigError
+
+
+class LightningCallback(lightning.Callback):
+    """`words` and `options` are those of `odsgd.torch.create`. For modules of one optimizer."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        self._words, self._options = words, options
+        self._shown, self._unsent = contextlib.ExitStack(), contextlib.ExitStack()
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.ckpt_path:
+            raise ConfigError("Lightning's checkpoints have the state of worker 0 alone, so fit cannot go on from one; "
+                              "leave ckpt_path out, and load the model's weights")
+        self.store, (optimizer,) = od.create(*self._words, **self._options), trainer.optimizers
+        trainer.strategy.optimizers = [od.Optimizer(optimizer, trainer.strategy.model, self.store)]
+        self._clips = bool(trainer.gradient_clip_val) and not self.store.takes_weights
+        if self._clips:
+            self._unsent.enter_context(trainer.optimizers[0].no_sync())
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self._clips:
+            optimizer.synchronize_grads()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._shown.close()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._shown.close()
+        self._shown.enter_context(self.store.global_weights())
+
+    on_validation_start = on_train_epoch_end

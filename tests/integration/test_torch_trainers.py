@@ -1,0 +1,113 @@
+"""What else wraps a model or trains it, beside DistributedDataParallel: by a store that averages gradients, the weights
+are the same to rounding, with clipping and accumulation.
+"""
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import environment
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.slow]
+
+COMMON = """
+import numpy as np, torch, torch.distributed as dist
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+import odsgd.torch as od
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+
+    def forward(self, x, labels):
+        outputs = self.layers(x).squeeze(1)
+        return {"loss": functional.mse_loss(outputs, labels), "logits": outputs}
+
+
+random = torch.Generator().manual_seed(1)
+DATA = [{"x": x, "labels": y} for x, y in zip(torch.randn(64, 5, generator=random), torch.randn(64, generator=random))]
+"""
+
+COMPARED = """
+alone = torch.nn.utils.parameters_to_vector(Net().parameters())
+for clip in (0.0, 0.05):
+    before, now = (torch.nn.utils.parameters_to_vector(train(store, clip).parameters()).detach()
+                   for store in (None, "dsync"))
+    assert (before - alone).abs().max() > 1e-3
+    np.testing.assert_allclose(now, before, rtol=1e-4, atol=1e-6)
+"""
+
+KINDS = {"torch": """
+dist.init_process_group("gloo")
+
+def train(store, clip):
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.BatchNorm1d(5, affine=False), Net().layers))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if store:
+        optimizer = od.Optimizer(optimizer, model, od.create(store))
+    mine = torch.utils.data.DataLoader(DATA, 8, sampler=torch.utils.data.DistributedSampler(DATA))
+    for _ in range(3):
+        for number, batch in enumerate(mine):
+            with model.no_sync():
+                functional.mse_loss(model(batch["x"]).squeeze(1), batch["labels"]).backward()
+            if number % 2:
+                functional.mse_loss(model(batch["x"]).squeeze(1), batch["labels"]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    if store:
+        optimizer.synchronize()
+    return model.module
+""", "transformers": """
+from transformers import Trainer, TrainingArguments
+import odsgd.huggingface
+
+def train(store, clip):
+    arguments = TrainingArguments("saved", use_cpu=True, num_train_epochs=3, per_device_train_batch_size=8,
+                                  gradient_accumulation_steps=2, learning_rate=0.01, max_grad_norm=clip, seed=3,
+                                  save_strategy="epoch", eval_strategy="epoch", report_to="none", disable_tqdm=True)
+    trainer = Trainer(Net(), arguments, train_dataset=DATA, eval_dataset=DATA)
+    if store:
+        trainer.add_callback(odsgd.huggingface.HuggingFaceCallback(trainer, store))
+    trainer.train()
+    return trainer.model
+""", "lightning": """
+import lightning
+import odsgd.lightning
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch, number):
+        return self.net(**batch)["loss"]
+
+    def validation_step(self, batch, number):
+        self.log("loss", self.net(**batch)["loss"], sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+def train(store, clip):
+    lightning.seed_everything(3)
+    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=3, accumulate_grad_batches=2,
+                                gradient_clip_val=clip or None, logger=False, enable_progress_bar=False,
+                                callbacks=[odsgd.lightning.LightningCallback(store)] if store else [])
+    trainer.fit(Module(), torch.utils.data.DataLoader(DATA, 8, shuffle=True), torch.utils.data.DataLoader(DATA, 8))
+    return trainer.model.net
+"""}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_of_distributed_data_parallel(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip(kind)
+    (tmp_path / "train.py").write_text(COMMON + KINDS[kind] + COMPARED)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"],
+                          cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
