@@ -92,6 +92,7 @@ setup(
         "mpi": MPI,
         "plot": PLOT,
         "torch": TORCH,
+        "trainers": ["accelerate", "transformers", "lightning"],  # tests of what trains by a store
         "board": BOARD,
         "pytest": PYTEST,
         "test": [*PYTEST, "scikit-learn>=1.0", *MPI, *PLOT, *BOARD],
