@@ -1,4 +1,4 @@
-"""The layer on MXNet: every algorithm is a KVStore.
+"""Every method is a KVStore.
 
     import odsgd                                  # first: a process launched as a server becomes one here
     import kvstore
@@ -39,14 +39,14 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
     Parameters
     ----------
     name
-        ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`algorithms.METHODS`), in a worker of a job (`odsgd launch`); or
+        ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`kvstore.methods`), in a worker of a job (`odsgd launch`); or
         ``local``: SSGD in this process alone. Options may be written behind it: ``odsgd:warmup=200:lr_local=0.05``
     transport
         ``server``, ``ring`` or ``sharded``, where a store runs on it; or a `Transport` of your own. None: the store's
         default, which is the job's parameter servers, and the ring of its workers for ``sasgd``, ``dsync``,
         ``pipesgd``, ``acco``
     options
-        see the ``Options`` of the algorithm's file in `kvstore.methods`
+        see the ``Options`` in the method's file in `kvstore.methods`
     """
     from kvstore.fronts import choice
     from kvstore.fronts.gluon.legacy import LegacyStore

@@ -16,7 +16,7 @@ import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.fronts import choice
 from kvstore.fronts.gluon.store import Store
-from kvstore.transports import connection
+from kvstore.transports import joining, pslite
 
 
 class FailsOnServer(mx.optimizer.SGD):
@@ -71,7 +71,7 @@ def go_wrong(fault: str, store: Store) -> None:
     if fault == "silent":
         time.sleep(60)
     if fault == "unsigned":
-        native: Any = connection.shared(600.0, synchronous=True)
+        native: Any = joining.shared(pslite.Connection, 600.0, synchronous=True)
         native.native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
     if fault == "nan":
         store.pushpull("first", mx.nd.full((2, 3), float("nan")), out=mx.nd.ones((2, 3)))

@@ -4,10 +4,8 @@ An operation runs once every array it reads has been written and every array it 
 is, the arrays say; those of one operation are of one kind. So is what is made for a context: MXNet's, or None, which is
 NumPy's. Nothing here imports MXNet before it is given an array or a context of MXNet's.
 
-`memory` and `floats` look at arrays in place without asking the engine, and are right only where their docstrings say
-so.
+`memory` and `view` look at arrays in place without asking the engine, and are right only where their docstrings say so.
 """
-import ctypes
 import sys
 from typing import Any, Callable, Dict, Generic, Optional, Sequence, Tuple, TypeVar
 
@@ -51,12 +49,14 @@ def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: 
 
 
 def zeros(size: int, context: Any = None) -> NDArray:
-    return on_numpy.zeros(size) if context is None else _mxnets().zeros(size, context)
+    return on_numpy.Array(np.zeros(size, np.float32)) if context is None else _mxnets().mx.nd.zeros(size, context)
 
 
 def array(values: Any, context: Any = None) -> NDArray:
     """A new array of these numbers."""
-    return on_numpy.array(values) if context is None else _mxnets().array(values, context)
+    if context is None:
+        return on_numpy.Array(np.array(values, np.float32))
+    return _mxnets().mx.nd.array(values, context)
 
 
 def memory(array: NDArray) -> np.ndarray:
@@ -72,18 +72,10 @@ def memory(array: NDArray) -> np.ndarray:
 def view(array: NDArray) -> np.ndarray:
     """A flat array as a NumPy array, in place; does not wait.
 
-    For functions given to `push`, on arrays they declare. `array` must stay alive as long as the view.
+    For functions given to `push`, on arrays they declare, and for a few numbers that no running operation reads or
+    writes. `array` must stay alive as long as the view.
     """
     found: np.ndarray = _of(array).view(array)
-    return found
-
-
-def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
-    """Elements [start, stop) of a flat array, in place and past the engine.
-
-    For a few numbers that no running operation reads or writes: an operation for each would cost too much.
-    """
-    found: ctypes.Array[ctypes.c_float] = _of(array).floats(array, start, stop)
     return found
 
 
@@ -96,7 +88,7 @@ def wait_all() -> None:
     """Wait for every operation of this process."""
     on_numpy.wait_all()
     if "mxnet" in sys.modules:
-        _mxnets().wait_all()
+        _mxnets().mx.nd.waitall()
 
 
 class ById(Generic[Made]):
@@ -127,3 +119,17 @@ class ById(Generic[Made]):
             self._kept.clear()
         self._kept[id(array)] = array, made
         return made
+
+
+class InTurn:
+    """`number` flat arrays used in turn; `first` come first, the others are made when needed."""
+
+    def __init__(self, size: int, context: Any, number: int, first: Sequence[NDArray] = ()) -> None:
+        self._size, self._context, self._number = size, context, number
+        self._arrays = list(first)
+
+    def next(self) -> NDArray:
+        """The array that has been unused for longest. The caller overwrites all of it."""
+        new = len(self._arrays) < self._number
+        self._arrays.append(zeros(self._size, self._context) if new else self._arrays.pop(0))
+        return self._arrays[-1]

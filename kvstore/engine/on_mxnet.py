@@ -144,27 +144,11 @@ class Prepared:
 
 
 def view(array: NDArray) -> np.ndarray:
-    return np.ctypeslib.as_array(floats(array, 0, array.size))
+    address = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    assert address.value is not None
+    return np.frombuffer((ctypes.c_float * array.size).from_address(address.value), np.float32)
 
 
 def wait_to_write(array: NDArray) -> None:
     mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
-
-
-def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
-    address = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    assert address.value is not None
-    return (ctypes.c_float * (stop - start)).from_address(address.value + 4 * start)
-
-
-def zeros(size: int, context: Any) -> NDArray:
-    return mx.nd.zeros(size, context)
-
-
-def array(values: Any, context: Any) -> NDArray:
-    return mx.nd.array(values, context)
-
-
-def wait_all() -> None:
-    mx.nd.waitall()

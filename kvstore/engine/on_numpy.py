@@ -6,7 +6,6 @@ not run, and whoever waits for it gets the error.
 """
 import atexit
 import collections
-import ctypes
 import os
 import queue
 import threading
@@ -14,6 +13,7 @@ import traceback
 from typing import Any, Callable, Deque, List, Optional, Sequence, Tuple
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from kvstore.errors import EXIT_FAILURE
 from kvstore.job import ending, environment
@@ -192,12 +192,13 @@ def _copy(value: Any, out: np.ndarray) -> None:
     np.copyto(out, value)
 
 
-class Array:
+class Array(NDArrayOperatorsMixin):
     """A flat array in single precision, as MXNet's: its operators begin operations, and its slices are views."""
 
     __slots__ = ("_buffer", "floats")
     context = None
     dtype = np.float32
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __init__(self, floats: np.ndarray, buffer: Optional[_Buffer] = None) -> None:
         self.floats, self._buffer = floats, _Buffer() if buffer is None else buffer
@@ -245,6 +246,10 @@ class Array:
     def copyto(self, other: "Array") -> "Array":
         return other._become(_copy, self)
 
+    def __array_ufunc__(self, operator: Callable[..., Any], method: str, *operands: Any, out: Any = None) -> "Array":
+        """What an operator of Python calls: for `+=` with this array as `out`."""
+        return self._new(operator, *operands) if out is None else out[0]._become(operator, *operands)
+
     def _new(self, operator: Callable[..., Any], *operands: Any) -> "Array":
         return Array(np.empty_like(self.floats))._become(operator, *operands)
 
@@ -262,41 +267,6 @@ class Array:
 
         _engine.push(run, list(reads.values()), [self._buffer], begins=False, here=out.size <= AT_ONCE)
         return self
-
-    def __add__(self, other: Any) -> "Array":
-        return self._new(np.add, self, other)
-
-    def __sub__(self, other: Any) -> "Array":
-        return self._new(np.subtract, self, other)
-
-    def __mul__(self, other: Any) -> "Array":
-        return self._new(np.multiply, self, other)
-
-    def __truediv__(self, other: Any) -> "Array":
-        return self._new(np.divide, self, other)
-
-    def __rsub__(self, other: Any) -> "Array":
-        return self._new(np.subtract, other, self)
-
-    def __rtruediv__(self, other: Any) -> "Array":
-        return self._new(np.divide, other, self)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __neg__(self) -> "Array":
-        return self._new(np.negative, self)
-
-    def __iadd__(self, other: Any) -> "Array":
-        return self._become(np.add, self, other)
-
-    def __isub__(self, other: Any) -> "Array":
-        return self._become(np.subtract, self, other)
-
-    def __imul__(self, other: Any) -> "Array":
-        return self._become(np.multiply, self, other)
-
-    def __itruediv__(self, other: Any) -> "Array":
-        return self._become(np.divide, self, other)
 
 
 def push(function: Callable[[], None], reads: Sequence[Array], writes: Sequence[Array]) -> None:
@@ -321,15 +291,3 @@ def wait_to_write(array: Array) -> None:
 
 def wait_all() -> None:
     _engine.wait_all()
-
-
-def floats(array: Array, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
-    return (ctypes.c_float * (stop - start)).from_buffer(array.floats[start:stop].data)
-
-
-def zeros(size: int) -> Array:
-    return Array(np.zeros(size, np.float32))
-
-
-def array(values: Any) -> Array:
-    return Array(np.array(values, np.float32))

@@ -2,7 +2,7 @@
 import contextlib
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple
 
 from kvstore.errors import EXIT_DEADLINE
 from kvstore.job.ending import die
@@ -57,6 +57,12 @@ class Deadlines:
             yield
         finally:
             self.end(wait)
+
+    def waiting_for(self, what: str, timeout_s: float, who: str = "another worker or a server is late, stopped or "
+                    "unreachable") -> ContextManager[None]:
+        """The same for what waits for other processes; `who` may be to blame."""
+        return self.within(timeout_s, f"{what} was not over within {timeout_s:g} s: {who}. Check that all are alive, "
+                           "or raise `timeout_s`")
 
     def waiting(self) -> Optional[float]:
         """For how many seconds this process has waited for others; None: it waits for nothing."""

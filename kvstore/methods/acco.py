@@ -65,8 +65,6 @@ class Guessing(Worker):
 
 
 class ACCO(Method):
-    """``kvstore.create("acco")``."""
-
     name = "acco"
     worker = Guessing
     transports = ("ring",)

@@ -51,8 +51,6 @@ from kvstore.options import integer, option, real, several
 
 
 class AsyncReplica(Asynchronous):
-    """The worker, for one bucket."""
-
     arrays = {"anchor": "where this worker's round began"}
 
     def start(self, w: Array) -> None:
@@ -91,8 +89,6 @@ class DelayedNesterov(AsyncRule):
 
 
 class AsyncDiLoCo(DiLoCo):
-    """``kvstore.create("async_diloco")``."""
-
     name = "async_diloco"
     worker, rule = AsyncReplica, DelayedNesterov
     transports = ("server",)
@@ -102,8 +98,6 @@ class AsyncDiLoCo(DiLoCo):
 
     @dataclass(frozen=True)
     class Options(OuterOptions):
-        """Options of asynchronous DiLoCo."""
-
         N: Optional[int] = option(None, integer(1), "outer gradients between two updates of the momentum",
                                   tunable=True, otherwise="the number of workers")
         c: float = option(0.0, real(at_least=0, at_most=1), "share of the momentum's step that each outer gradient "

@@ -22,7 +22,7 @@ How the loop is cut. A pass of the worker begins at three steps of each fragment
     t + grace   ask for what came of it                                     `fetch`: from here on the round may close
     t + delay   theta_m,p <- alpha theta_m,p + (1 - alpha) Theta_p          waits only if that is not there yet
 
-The server's, for one bucket (`rounds` says when a round is over):
+The server's, for one bucket (`quorum` says when a round is over):
 
     Delta <- merge         `close`: the mean length in the mean direction, per tensor (rda), which does not shrink where
                            directions differ; or the plain mean
@@ -57,8 +57,6 @@ FRAGMENTS = 24
 
 
 class Learner(Asynchronous):
-    """The worker, for one bucket."""
-
     arrays = {"anchor": "the global weights as this worker got them last", "asked": "those that it has asked for"}
     facts = ("sent",)
 
@@ -103,16 +101,12 @@ def rda(shares: Sequence[Any], deltas: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class Syncer(QuorumRule):
-    """The server, for one bucket."""
-
     def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
         merge = {"rda": rda, "mean": mean}[self.options.merge]
         self.step(w, merge((rates / rates.sum()).astype(np.float32), pushes), self.options.lr_outer)
 
 
 class Decoupled(DiLoCo):
-    """``kvstore.create("decoupled")``."""
-
     name = "decoupled"
     worker, rule = Learner, Syncer
     transports = ("server",)
@@ -121,8 +115,6 @@ class Decoupled(DiLoCo):
 
     @dataclass(frozen=True)
     class Options(DiLoCo.Options):
-        """Options of Decoupled DiLoCo."""
-
         H: int = option(24, integer(1), "steps of a worker between two pushes of a fragment", tunable=True)
         fragments: int = option(None, integer(1), "groups of whole parameters that travel at different steps",
                                           tunable=True, otherwise=f"{FRAGMENTS}, or the number of parameters")

@@ -62,8 +62,6 @@ MOMENTUM, MIX = 0.9, 0.5  # the mix with a delay
 
 
 class Replica(Worker):
-    """The worker, for one bucket."""
-
     def iterate(self, x: Array, step: Step) -> Array:
         """An exchange, or what came of it: `x` are the weights that the inner steps have come to."""
         options, theta = self.options, self.last_exchange.result()
@@ -103,8 +101,6 @@ class OuterOptions(common.CodedOptions):
 
 
 class DiLoCo(Method):
-    """``kvstore.create("diloco")``."""
-
     name = "diloco"
     worker: ClassVar[Type[Worker]] = Replica
     rule: ClassVar[Type[Rule]] = SyncRule
@@ -115,8 +111,6 @@ class DiLoCo(Method):
 
     @dataclass(frozen=True)
     class Options(OuterOptions):
-        """Options of DiLoCo."""
-
         delay: int = option(0, integer(0), "steps from sending an outer gradient to using its result; less than H",
                             tunable=True)
         mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own weights when it "

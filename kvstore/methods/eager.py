@@ -55,8 +55,6 @@ from kvstore.options import option, real
 
 
 class EagerReplica(Replica):
-    """The worker, for one bucket."""
-
     arrays = {"anchor": "where this worker's round began", "b": "momentum of its own outer gradients"}
 
     def start(self, w: Array) -> None:
@@ -83,8 +81,6 @@ class EagerReplica(Replica):
 
 
 class Eager(DiLoCo):
-    """``kvstore.create("eager")``."""
-
     name = "eager"
     worker = EagerReplica
     transports = ("server", "ring", "sharded")
@@ -92,8 +88,6 @@ class Eager(DiLoCo):
 
     @dataclass(frozen=True)
     class Options(OuterOptions):
-        """Options of eager DiLoCo."""
-
         local_scale: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own outer "
                                               "gradient that it applies before the others' arrive", tunable=True,
                                               otherwise="1 / number of workers")

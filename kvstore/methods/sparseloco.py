@@ -40,15 +40,11 @@ from kvstore.options import integer, option, real
 
 
 class SparseLoCo(DiLoCo):
-    """``kvstore.create("sparseloco")``."""
-
     name = "sparseloco"
     transports = ("server",)
 
     @dataclass(frozen=True)
     class Options(DiLoCo.Options):
-        """Options of SparseLoCo."""
-
         H: int = option(30, integer(1), "steps of a worker between two exchanges", tunable=True)
         lr_outer: float = option(1.0, real(at_least=0), "rate at which what workers send moves the global weights",
                                  tunable=True)

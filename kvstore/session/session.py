@@ -395,9 +395,7 @@ class Session:
 
     def deadline(self) -> Any:
         """A deadline for what waits for the answers of this iteration."""
-        return deadlines.within(self.timeout_s, f"the answers of iteration {self.iteration} did not arrive within "
-                                f"{self.timeout_s:g} s: another worker or a server is late, stopped or unreachable. "
-                                "Check that all are alive, or raise `timeout_s`")
+        return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s)
 
     def global_weights(self, bucket: Bucket) -> NDArray:
         """W of one bucket. All workers ask, with nothing in flight."""

@@ -102,7 +102,7 @@ class BucketBuffers:
     def under_way(self) -> Optional[Tuple[float, ...]]:
         """The headers of the buffers, if a message waits for its answer; only to look at."""
         buffers = self._buffers if self.fetched is None else [*self._buffers, self.fetched]
-        headers = [tuple(engine.floats(buffer.whole, buffer.size, buffer.size + HEADER)) for buffer in buffers]
+        headers = [tuple(buffer.floats[-HEADER:].tolist()) for buffer in buffers]
         return sum(headers, ()) if any(header[-1] for header in headers) else None
 
     @property
@@ -126,10 +126,6 @@ class BucketBuffers:
             self.fetched = Buffer(self.last.size, self.last.whole.context)
         self.fetched.fill(after, self.latest, tag)
         return self.fetched
-
-    def answered(self, buffer: Buffer) -> None:
-        """What is composed from here on goes out after the answer that `buffer` waits for."""
-        buffer.version.copyto(self.latest)
 
     def compose(self, payload: NDArray, tag: Tag, behind: Sequence[Buffer] = (),
                 check: Optional[Check] = None) -> Buffer:

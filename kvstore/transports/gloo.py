@@ -37,8 +37,7 @@ ENDLESS = timedelta(days=365)
 """gloo's own timeout: each store has its own deadline."""
 LATER = timedelta(minutes=1)
 """By which torch.distributed waits longer than a store, so that it is the store that says what is late."""
-LATE = ("another worker is late, stopped or unreachable, or has taken fewer steps and left. Check that all are alive, "
-        "or raise `timeout_s`")
+LATE = "another worker is late, stopped or unreachable, or has taken fewer steps and left"
 NOTHING = (0, 0.0)
 """Number and longest time of the awaited exchange where none is awaited."""
 MOST_TAGS = 2 ** 30
@@ -159,7 +158,8 @@ class _Line:
     def within(self, timeout_s: float) -> "_Line":
         """Itself, watching for exchanges that may last this long."""
         deadlines.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
-                         lambda: f"{self._what} were not over within {timeout_s:g} s: {LATE}")
+                         lambda: f"{self._what} were not over within {timeout_s:g} s: {LATE}. Check that all are alive, "
+                         "or raise `timeout_s`")
         return self
 
     def _awaits(self, timeout_s: float) -> Optional[int]:
@@ -243,9 +243,8 @@ class _Group:
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits."""
-        longest_s = timeout_s or self._timeout_s
         total = torch.tensor(np.asarray(array, np.float32))
-        with deadlines.within(longest_s, f"a sum over the workers was not over within {longest_s:g} s: {LATE}"):
+        with deadlines.waiting_for("a sum over the workers", timeout_s or self._timeout_s, LATE):
             try:
                 self._dist.all_reduce(total, group=self._totals)
             except RuntimeError as error:

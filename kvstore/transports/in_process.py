@@ -372,8 +372,3 @@ class InProcessSharded(_Staged, Sharded):
         round_.cuts = self._cuts[bucket.id]
         term = _PartTerm(round_, array, out, self.finite_check(bucket), self.part(bucket), update)
         return self._stage.sum(self.worker_rank, bucket, term)
-
-    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
-        whole = np.zeros(bucket.size, np.float32)
-        whole[self.part(bucket)] = mine
-        return self.total(whole)

@@ -1,7 +1,7 @@
-"""A worker's place in a job with servers, whichever way its messages take (`connection`, `sockets`)."""
-import contextlib
+"""A worker's place in a job with servers, whichever way its messages take (`pslite`, `sockets`)."""
+import collections
 import os
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 
@@ -14,15 +14,6 @@ from kvstore.state.npz import from_bytes
 from kvstore.tracing import recorder
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.sizing import measured_pace
-
-
-@contextlib.contextmanager
-def waiting_for(what: str, timeout_s: float) -> Iterator[None]:
-    """A deadline for what is inside, which waits for other processes."""
-    message = (f"{what} was not over within {timeout_s:g} s: another worker or a server is late, stopped or "
-               "unreachable. Check that all are alive, or raise `timeout_s`")
-    with deadlines.within(timeout_s, message):
-        yield
 
 
 class Answers(Export):
@@ -49,6 +40,8 @@ class Joined:
 
     worker_rank: int
     keys: Keys
+    piece_floats: int  # of a sum, at most
+    pieces_at_once: int  # on their way
 
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         self.timeout_s, self.synchronous = timeout_s, synchronous
@@ -66,7 +59,26 @@ class Joined:
         raise NotImplementedError
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
-        """The sum over workers; waits."""
+        """The sum over workers, piece by piece; waits."""
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        result = np.empty_like(flat)
+        under_way: Deque[Tuple[np.ndarray, Callable[[], np.ndarray]]] = collections.deque()
+
+        def take(out: np.ndarray, answer: Callable[[], np.ndarray]) -> None:
+            with deadlines.waiting_for("a sum over the workers", self.timeout_s if timeout_s is None else timeout_s):
+                out[:] = answer()[:out.size]
+
+        for start in range(0, flat.size, self.piece_floats):
+            if len(under_way) == self.pieces_at_once:
+                take(*under_way.popleft())
+            piece = slice(start, start + self.piece_floats)
+            under_way.append((result[piece], self._ask_sum(flat[piece])))
+        for one in under_way:
+            take(*one)
+        return result.reshape(np.shape(array))
+
+    def _ask_sum(self, part: np.ndarray) -> Callable[[], np.ndarray]:
+        """Send what this worker adds to a sum; the result waits for the sum, which may be followed by other floats."""
         raise NotImplementedError
 
     def close(self) -> None:

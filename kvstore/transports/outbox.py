@@ -28,7 +28,6 @@ class Outbox:
         self._answers: Dict[int, CodedAnswer] = {}
         self._asked: Dict[int, Tuple[np.ndarray, engine.Done]] = {}  # where the answer goes
         self._replies: Dict[Tuple[int, int, int], queue.SimpleQueue[np.ndarray]] = {}  # by server, kind and number
-        self._control: Dict[int, np.ndarray] = {}  # an answer that arrives, by server
         self._numbers = {COMMAND: itertools.count(1), SUM: itertools.count(1)}
         self._gone = ""
         environment.share_python()
@@ -43,8 +42,8 @@ class Outbox:
         except OSError as error:
             raise KVStoreError(f"no connection to server {server_rank}, which listens at {address}: {error}; "
                                "open its host's ports, or see what it ended with") from None
-        return Courier(connection, functools.partial(self._room, server_rank),
-                       functools.partial(self._arrived, server_rank), functools.partial(self._disconnected, address))
+        return Courier(connection, self._room, functools.partial(self._arrived, server_rank),
+                       functools.partial(self._disconnected, address))
 
     def ask(self, kind: int, message: np.ndarray, servers: Iterable[int]) -> List[Callable[[], np.ndarray]]:
         """Send a COMMAND, or a part of a SUM; a function for each server, which waits for its answer."""
@@ -92,15 +91,15 @@ class Outbox:
             self._die()
         self._couriers[bucket.server_rank].send(bucket.id, header, sent)
 
-    def _room(self, server_rank: int, key: int, nbytes: int, sender_code: float) -> np.ndarray:
+    def _room(self, key: int, nbytes: int, sender_code: float) -> np.ndarray:
         if key < 0:
-            return self._control.setdefault(server_rank, np.empty(nbytes, np.uint8))
+            return np.empty(nbytes, np.uint8)
         floats = self._asked[key][0]
         return self._answers[key].room(floats[:-HEADER], floats[-HEADER:])
 
-    def _arrived(self, server_rank: int, key: int, header: np.ndarray) -> None:
+    def _arrived(self, server_rank: int, key: int, header: np.ndarray, message: np.ndarray) -> None:
         if key < 0:
-            self._replies.pop((server_rank, key, number_of(header))).put(self._control.pop(server_rank))
+            self._replies.pop((server_rank, key, number_of(header))).put(message)
             return
         floats, done = self._asked.pop(key)
         self._answers[key].decode(floats[:-HEADER], floats[-HEADER:])

@@ -26,21 +26,18 @@ class MpiTransport(Transport):
     """One session of this process, by MPI."""
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._process, self._timeout_s = process(timeout_s), timeout_s
+        shared = process(timeout_s)
+        self._rounds, self._keys, self._timeout_s = shared.rounds, shared.keys, timeout_s
+        self._rounds.follow(timeout_s)
         self.worker_rank, self.num_workers = self._rounds.worker_rank, self._rounds.num_workers
 
-    @property
-    def _rounds(self) -> Rounds:
-        """The rounds of this process, with the timeout of this store."""
-        return self._process.rounds.within(self._timeout_s)
-
     def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        buckets = on_ring(parameters, traffic, self._process.keys, self.num_workers)
+        buckets = on_ring(parameters, traffic, self._keys, self.num_workers)
         self._views = engine.ById(engine.view, ARRAYS * len(buckets))
         return buckets
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        return self._rounds.total(array)
+        return self._rounds.total(array, self._timeout_s)
 
 
 class MpiRing(MpiTransport, Ring):
@@ -49,13 +46,13 @@ class MpiRing(MpiTransport, Ring):
         return self._cut(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        round_ = self._rounds.ask(Round, str(bucket), self._codec)
+        round_ = self._rounds.ask(Round, str(bucket), self._codec, self._timeout_s)
         round_.check = self.finite_check(bucket)
         engine.push_async(partial(self._begin, round_, array, out), [array], [out])
         return Pending(out)
 
     def _begin(self, round_: Round, array: NDArray, out: NDArray, done: engine.Done) -> None:
-        self._process.rounds.begin(round_, self._views.of(array), self._views.of(out), done)
+        self._rounds.begin(round_, self._views.of(array), self._views.of(out), done)
 
 
 class _Process:

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import traceback
 from functools import partial
-from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Type, TypeVar
+from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
 import numpy as np
 
@@ -141,10 +141,6 @@ class Round:
         """Bytes of its longest message."""
         return self.codec.nbytes(-(-self.own.size // num_workers))
 
-    def hops(self, num_workers: int) -> int:
-        """How many pairs of messages it has."""
-        return 2 * (num_workers - 1)
-
     def messages(self, worker_rank: int, num_workers: int, scratch: Pair) -> Messages:
         """Its pairs, one after the other; None: the round pauses until `Rounds.resume`."""
         return messages(worker_rank, num_workers, self.codec, self.own, self.total, scratch)
@@ -180,23 +176,19 @@ class Rounds:
         self._moved = 0  # messages that have come or gone
         environment.share_python()
         threading.Thread(target=self._guarded_run, name="kvstore-ring", daemon=True).start()
-        self._followed: Set[float] = set()
-        self.within(timeout_s)
-
-    def within(self, timeout_s: float) -> "Rounds":
-        """Itself. Rounds asked for from here on may last `timeout_s`."""
         self._timeout_s = timeout_s
-        if timeout_s not in self._followed:
-            self._followed.add(timeout_s)
-            deadlines.follow((self, timeout_s), timeout_s, partial(self._under_way, timeout_s),
-                             partial(self._overdue, timeout_s))
-        return self
+        self.follow(timeout_s)
 
-    def ask(self, kind: Type[AnyRound], what: str, codec: Codec) -> AnyRound:
+    def follow(self, timeout_s: float) -> None:
+        """Watch for rounds that may last this long."""
+        deadlines.follow((self, timeout_s), timeout_s, partial(self._under_way, timeout_s),
+                         partial(self._overdue, timeout_s))
+
+    def ask(self, kind: Type[AnyRound], what: str, codec: Codec, timeout_s: Optional[float] = None) -> AnyRound:
         """The next round, of this kind, in the same order on every worker."""
         self._asked += 1
         round_ = kind(self._asked, what, codec)
-        round_.timeout_s = self._timeout_s
+        round_.timeout_s = timeout_s or self._timeout_s
         return round_
 
     def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
@@ -222,21 +214,16 @@ class Rounds:
         with contextlib.suppress(RuntimeError):  # there are news already
             self._news.release()
 
-    def total(self, array: np.ndarray) -> np.ndarray:
+    def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits. After all rounds asked for before."""
         own = np.ascontiguousarray(array, np.float32).reshape(-1)
         total = np.empty_like(own)
-        self.finish(self.ask(Round, "a sum over the workers", Plain()), own, total)
-        return total.reshape(np.shape(array))
-
-    def finish(self, round_: Round, own: np.ndarray, total: np.ndarray) -> None:
-        """Begin a round and wait until it is over."""
-        over = threading.Event()
-        with deadlines.within(round_.timeout_s, f"{round_.what} was not over within {round_.timeout_s:g} s: "
-                              "another worker is late, stopped or unreachable, or has left. Check that all are alive, "
-                              "or raise `timeout_s`"):
+        round_, over = self.ask(Round, "a sum over the workers", Plain(), timeout_s), threading.Event()
+        with deadlines.waiting_for(round_.what, round_.timeout_s, "another worker is late, stopped or unreachable, or "
+                                   "has left"):
             self.begin(round_, own, total, over.set)
             over.wait()
+        return total.reshape(np.shape(array))
 
     def _guarded_run(self) -> None:
         try:
@@ -273,7 +260,7 @@ class Rounds:
         if self._scratch[slot][0].size < longest:
             self._scratch[slot] = (np.empty(longest, np.uint8), np.empty(longest, np.uint8))
         round_.under_way = round_.messages(self.worker_rank, self.num_workers, self._scratch[slot])
-        round_.left = round_.hops(self.num_workers)
+        round_.left = 2 * (self.num_workers - 1)
         self._slots[slot] = round_
         self._go_on(slot)
 

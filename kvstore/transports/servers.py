@@ -6,7 +6,7 @@ the second way in both.
 import base64
 import dataclasses
 import json
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from kvstore.messages.header import BEGIN, HEADER
 from kvstore.messages.seam import Export, Pending, Setup, State, TrafficSettings
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import to_bytes
+from kvstore.transports import joining
 from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, Taken, Window
-from kvstore.transports.joining import waiting_for
+from kvstore.transports.joining import Joined
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.sizing import on_servers, window_nbytes
 
@@ -33,18 +34,16 @@ COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 class ParameterServers(Buffered):
     """One store on the place of this process. A subclass says how the process joins, and sends what has no codec."""
 
+    place: ClassVar[Type[Joined]]
     _always_direct = False  # whether messages without a codec take the same way as those with one
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
-        self._connection, self._timeout_s = self._join(timeout_s, synchronous), timeout_s
+        self._connection: Any = joining.shared(self.place, timeout_s, synchronous)
+        self._timeout_s = timeout_s
         super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
         self._outbox: Optional[Outbox] = None  # for messages with a codec
-
-    def _join(self, timeout_s: float, synchronous: bool) -> Any:
-        """This process's `Joined`; waits, the first time."""
-        raise NotImplementedError
 
     def _begin_plain(self, messages: Dict[int, Buffer]) -> None:
         """Without a codec: give the servers the first weights, by bucket id."""
@@ -80,7 +79,7 @@ class ParameterServers(Buffered):
         elif setup.traffic.own_connections or self._always_direct:
             self._set_up_direct(setup)
         else:
-            with waiting_for("the start of the global weights", self._timeout_s):
+            with deadlines.waiting_for("the start of the global weights", self._timeout_s):
                 self._begin_plain({key: self._buffers[key].last for key in ids})
         report("joined")  # from here on this worker can be done without
         deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
@@ -97,7 +96,7 @@ class ParameterServers(Buffered):
             shared.outbox = Outbox(agreement.from_worker_0(self, addresses).decode().split("\n"),
                                    self.worker_rank, self._timeout_s)
         self._outbox = shared.outbox
-        with waiting_for("the start of the global weights", self._timeout_s):
+        with deadlines.waiting_for("the start of the global weights", self._timeout_s):
             for bucket in setup.buckets:
                 message = self._buffers[bucket.id].last
                 w = engine.memory(message.whole)[:-HEADER]
@@ -152,7 +151,7 @@ class ParameterServers(Buffered):
 
     def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> Taken:
         self._send(bucket, send)
-        buffers.answered(send)
+        send.version.copyto(buffers.latest)  # what is composed from here on goes out after this answer
         return Taken(send, buffers, [before.payload])
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:

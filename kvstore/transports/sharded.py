@@ -69,23 +69,8 @@ class PartRound(Round):
         yield from reduce_scatter(m, Plain(), ours, sums, scratch)
         self.summed()
         yield None
-        yield from spread(m, cut(self.total, self.cuts), scratch)
-
-
-class SpreadRound(PartRound):
-    """The second half alone."""
-
-    def hops(self, num_workers: int) -> int:
-        return num_workers - 1
-
-    def messages(self, worker_rank: int, num_workers: int, scratch: Pair) -> Messages:
-        yield from spread(worker_rank, cut(self.total, self.cuts), scratch)
-
-
-def spread(worker_rank: int, blocks: Sequence[np.ndarray], scratch: Pair) -> Messages:
-    """Bring every worker's block to all workers."""
-    mine = blocks[owned(worker_rank, len(blocks))]
-    yield from allgather(worker_rank, Plain(), mine.view(np.uint8), blocks, scratch)
+        updated = cut(self.total, self.cuts)
+        yield from allgather(m, Plain(), updated[owned(m, p)].view(np.uint8), updated, scratch)
 
 
 class Owner(Sharded):
@@ -119,23 +104,15 @@ class MpiSharded(MpiTransport, Owner):
         return self._lay_out(self._cut(parameters, traffic), traffic.whole)
 
     def _ask(self, bucket: Bucket) -> Halves:
-        round_ = self._rounds.ask(PartRound, str(bucket), Plain())
+        round_ = self._rounds.ask(PartRound, str(bucket), Plain(), self._timeout_s)
         round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)
         return partial(self._begin, round_), partial(self._resume, round_)
 
     def _begin(self, round_: PartRound, array: NDArray, total: NDArray, done: engine.Done) -> None:
         mine, sums = part(round_.cuts, self.worker_rank), self._views.of(total)
         round_.own, round_.part, round_.summed = self._views.of(array), sums[:mine.stop - mine.start], done
-        self._process.rounds.give(round_)
+        self._rounds.give(round_)
 
     def _resume(self, round_: PartRound, out: NDArray, done: engine.Done) -> None:
         round_.total, round_.over = self._views.of(out), done
-        self._process.rounds.resume(round_)
-
-    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
-        whole = np.empty(bucket.size, np.float32)
-        whole[self.part(bucket)] = mine
-        round_ = self._rounds.ask(SpreadRound, f"the parts of {bucket}", Plain())
-        round_.cuts = self._cuts[bucket.id]
-        self._process.rounds.finish(round_, whole, whole)
-        return whole
+        self._rounds.resume(round_)

@@ -1,44 +1,32 @@
 """Parameter servers on sockets of our own, one connection between each worker and server (`courier`): no MXNet in it.
 
 Gradients leave from the array that the front end wrote them to, and the answer is received where it is read: no copy
-on either side. Server 0 makes sums over the workers, in pieces of `SUM_FLOATS`, two in flight at a time.
+on either side. Server 0 makes sums over the workers.
 """
-import collections
 import threading
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
 from kvstore.engine import engine
 from kvstore.errors import ConfigError
 from kvstore.job import commands, environment, software
+from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
 from kvstore.messages.header import COMMAND, SUM
-from kvstore.transports import joining
-from kvstore.transports.joining import Answers, Joined, waiting_for
+from kvstore.transports.joining import Answers, Joined
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.servers import ParameterServers
 from kvstore.weights.servers import sockets
-
-SUM_FLOATS = 256 * 1024
-AT_ONCE = 2  # pieces of a sum on their way
-
-
-class SocketServers(ParameterServers):
-    """One store on the sockets of this process."""
-
-    _always_direct = True
-
-    def _join(self, timeout_s: float, synchronous: bool) -> Any:
-        return joining.shared(SocketsJoined, timeout_s, synchronous)
 
 
 class SocketsJoined(Joined):
     """This worker's connections to all servers."""
 
     outbox: Outbox
+    piece_floats, pieces_at_once = 256 * 1024, 2
 
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         super().__init__(timeout_s, synchronous)
@@ -65,7 +53,7 @@ class SocketsJoined(Joined):
             return self.outbox.ask(COMMAND, np.frombuffer(text, np.uint8), range(self.num_servers))
 
     def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
-        with waiting_for(f"command `{name}` to the servers", timeout_s):
+        with deadlines.waiting_for(f"command `{name}` to the servers", timeout_s):
             for answer in self._ask(name, payload):
                 answer()
 
@@ -75,18 +63,11 @@ class SocketsJoined(Joined):
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         if environment.joined():  # the others do not wait for it
             return np.array(array, np.float32)
-        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
-        result = np.empty_like(flat)
-        under_way: Deque[Tuple[np.ndarray, Callable[[], np.ndarray]]] = collections.deque()
-        with waiting_for("a sum over the workers", self.timeout_s if timeout_s is None else timeout_s):
-            for start in range(0, flat.size, SUM_FLOATS):
-                if len(under_way) == AT_ONCE:
-                    _take(*under_way.popleft())
-                part = slice(start, start + SUM_FLOATS)
-                under_way.append((result[part], self.outbox.ask(SUM, flat[part].view(np.uint8), [0])[0]))
-            for one in under_way:
-                _take(*one)
-        return result.reshape(np.shape(array))
+        return super().total(array, timeout_s)
+
+    def _ask_sum(self, part: np.ndarray) -> Callable[[], np.ndarray]:
+        answer, = self.outbox.ask(SUM, part.view(np.uint8), [0])
+        return lambda: answer().view(np.float32)
 
     def close(self) -> None:
         engine.wait_all()
@@ -94,8 +75,11 @@ class SocketsJoined(Joined):
         report("done", at=pulse.at)
 
 
-def _take(out: np.ndarray, answer: Callable[[], np.ndarray]) -> None:
-    out[:] = answer().view(np.float32)
+class SocketServers(ParameterServers):
+    """One store on the sockets of this process."""
+
+    place = SocketsJoined
+    _always_direct = True
 
 
 class _Answers(Answers):
@@ -108,6 +92,6 @@ class _Answers(Answers):
 
     def fetch(self) -> None:
         if self.left:
-            with waiting_for(self._what, self._timeout_s):
+            with deadlines.waiting_for(self._what, self._timeout_s):
                 self._answers = [bytearray(wait()) for wait in self._waits]
             self.left = 0

@@ -5,16 +5,15 @@
 This is ZeRO's first stage (Rajbhandari et al., 2020, section 5.1). U does 1/M of the work and keeps 1/M of the state of
 `replicas`; the traffic is the same.
 """
-from typing import Callable, Dict
+from typing import Dict
 
 import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import Bucket
-from kvstore.messages.seam import Pending, Setup, Sharded
-from kvstore.optimizers.apply import QueuedOptimizer
-from kvstore.weights.replicas import InTurn, Resident
+from kvstore.messages.seam import Pending, Sharded
+from kvstore.weights.replicas import Resident
 
 
 class Parts(Resident):
@@ -28,28 +27,15 @@ class Parts(Resident):
     def __init__(self, sharded: Sharded) -> None:
         super().__init__(sharded)
         self.sharded = sharded
-        self._weights: Dict[int, InTurn] = {}
-        self._last_exchange: Dict[int, Pending] = {}
         self._no_part: Dict[int, NDArray] = {}
 
-    def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        optimizer = self.optimizer(setup)
-        for bucket in setup.buckets:
-            w, mine = weights(bucket), self.sharded.part(bucket)
-            size = mine.stop - mine.start
-            self._no_part.update({} if size else {bucket.id: engine.zeros(1, w.context)})
-            shape = bucket.shape if size == bucket.size else (size or 1,)
-            self.updates[bucket.id] = QueuedOptimizer(optimizer, bucket.id, shape)
-            self.updates[bucket.id].start(self.mine(bucket, w))
-            self._weights[bucket.id] = InTurn(w, 2, first=[w])
-            self._last_exchange[bucket.id] = Pending(w)
-        return dict(self._last_exchange)
-
     def mine(self, bucket: Bucket, whole: NDArray) -> NDArray:
-        if bucket.id in self._no_part:
-            return self._no_part[bucket.id]
         mine = self.sharded.part(bucket)
-        return whole[mine.start:mine.stop]
+        if mine.start < mine.stop:
+            return whole[mine.start:mine.stop]
+        if bucket.id not in self._no_part:
+            self._no_part[bucket.id] = engine.zeros(1, whole.context)
+        return self._no_part[bucket.id]
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         self.note(lr)

@@ -24,20 +24,6 @@ from kvstore.optimizers.described import Optimizer
 from kvstore.state.npz import below, from_bytes, to_bytes
 
 
-class InTurn:
-    """`number` arrays of a bucket's size, used in turn; `first` come first, the others are made when needed."""
-
-    def __init__(self, like: NDArray, number: int, first: Sequence[NDArray] = ()) -> None:
-        self._like, self._number = like, number
-        self._arrays = list(first)
-
-    def next(self) -> NDArray:
-        """The array that has been unused for longest. The caller overwrites all of it."""
-        new = len(self._arrays) < self._number
-        self._arrays.append(engine.zeros(self._like.size, self._like.context) if new else self._arrays.pop(0))
-        return self._arrays[-1]
-
-
 class Resident(GlobalWeights):
     """Global weights that live on the workers and are updated by them."""
 
@@ -45,6 +31,8 @@ class Resident(GlobalWeights):
         self._transport = transport
         self.buckets: Sequence[Bucket] = ()
         self.updates: Dict[int, QueuedOptimizer] = {}  # U, by bucket
+        self._weights: Dict[int, engine.InTurn] = {}
+        self._last_exchange: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
         self.gradient_weight = 1.0 / transport.num_workers  # of a worker's gradient in a sum
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
 
@@ -57,6 +45,18 @@ class Resident(GlobalWeights):
         optimizer.set_lr_mult({bucket.id: setup.multipliers(bucket)[0] for bucket in setup.buckets})
         optimizer.set_wd_mult({bucket.id: setup.multipliers(bucket)[1] for bucket in setup.buckets})
         return optimizer
+
+    def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        optimizer = self.optimizer(setup)
+        for bucket in setup.buckets:
+            w = weights(bucket)
+            mine = self.mine(bucket, w)
+            shape = bucket.shape if mine.size == bucket.size else mine.shape
+            self.updates[bucket.id] = QueuedOptimizer(optimizer, bucket.id, shape)
+            self.updates[bucket.id].start(mine)
+            self._weights[bucket.id] = engine.InTurn(w.size, w.context, 2, first=[w])
+            self._last_exchange[bucket.id] = Pending(w)
+        return dict(self._last_exchange)
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
         optimizer = self.optimizer(setup)
@@ -106,22 +106,17 @@ class Replicas(Resident, Replicated):
     def __init__(self, ring: Ring) -> None:
         super().__init__(ring)
         self.ring = ring
-        self._sums: Dict[int, InTurn] = {}
-        self._weights: Dict[int, InTurn] = {}
-        self._last_exchange: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
+        self._sums: Dict[int, engine.InTurn] = {}
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        optimizer = self.optimizer(setup)
+        first_answers = super().set_up(setup, weights)
         for bucket in setup.buckets:
-            w = weights(bucket)
-            self.updates[bucket.id] = QueuedOptimizer(optimizer, bucket.id, bucket.shape)
-            self.updates[bucket.id].start(w)
+            w = first_answers[bucket.id].result()
+            self._sums[bucket.id] = engine.InTurn(w.size, w.context, setup.traffic.depth)
             if setup.traffic.on_nan == "skip":
                 where = f"worker {self.ring.worker_rank}, the sum over the workers"
                 self.updates[bucket.id].skips = partial(finite.skips, where, finite.names(bucket))
-            self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, setup.traffic.depth), InTurn(w, 2, first=[w])
-            self._last_exchange[bucket.id] = Pending(w)
-        return dict(self._last_exchange)
+        return first_answers
 
     def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
         self.note(lr)

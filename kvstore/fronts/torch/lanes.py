@@ -121,12 +121,13 @@ class TensorLane:
         """The weights of the next iteration, once they are asked for."""
         self.due: Optional[NDArray] = None
         """The same from the end of the iteration until the parameters hold them."""
-        self._own: List[NDArray] = []  # flat gradients, in turn, where they have no better place
+        self._own = engine.InTurn(bucket.size, context, 2)
+        """Flat gradients, where they have no better place: the last one may still be on its way."""
         self._views = engine.ById(self._tensors, FLATS)
 
     def weights(self, anew: bool = True) -> NDArray:
         """A flat array of what the parameters hold now; `anew`: one that nobody writes again."""
-        flat = engine.zeros(self.bucket.size, self.context) if anew else self._next()
+        flat = engine.zeros(self.bucket.size, self.context) if anew else self._own.next()
         engine.wait_to_write(flat)
         for view, (segment, one) in zip(self._views.of(flat), self.parts):
             view.copy_(_part(one.tensor.detach(), segment))
@@ -136,7 +137,7 @@ class TensorLane:
         """The gradients times `scale` (0: no gradient at all), in `room` if there is one. Waits for what has used the
         array before.
         """
-        flat = self._next() if room is None else room
+        flat = self._own.next() if room is None else room
         engine.wait_to_write(flat)
         with torch.inference_mode(False), torch.no_grad():
             for view, (segment, one) in zip(self._views.of(flat), self.parts):
@@ -191,11 +192,6 @@ class TensorLane:
             one.staged = one.tensor.detach().reshape(-1).clone()
         one.staged[segment.start:segment.stop].copy_(view)
         one.tensor.copy_(one.staged.view(one.tensor.shape))
-
-    def _next(self) -> NDArray:
-        """The own flat array that has not been used for longer: the last one may still be on its way."""
-        self._own.append(engine.zeros(self.bucket.size, self.context) if len(self._own) < 2 else self._own.pop(0))
-        return self._own[-1]
 
     def _tensors(self, flat: NDArray) -> Sequence[torch.Tensor]:
         """Tensors on the memory of `flat`, one for each segment."""

@@ -32,8 +32,8 @@ WELCOME_S = 30.0  # within which a caller says who it is
 
 Room = Callable[[int, int, float], np.ndarray]
 """Bucket, length and sender_code of a message -> where it is received; an error unless that is as long."""
-Arrived = Callable[[int, np.ndarray], None]
-"""Bucket and header of a message that is there."""
+Arrived = Callable[[int, np.ndarray, np.ndarray], None]
+"""Bucket and header of a message that is there, and where it was received."""
 
 
 class Courier:
@@ -82,7 +82,7 @@ class Courier:
                                     "all processes of a job must run the same version of odsgd with the same options")
             if nbytes and not self._fill(room.data.cast("B")):
                 raise ConnectionError("it closed the connection before a message")
-            self._arrived(key, np.array(header, np.float32))
+            self._arrived(key, np.array(header, np.float32), room)
         self._disconnected("it closed the connection")
 
     def _fill(self, room: memoryview) -> bool:

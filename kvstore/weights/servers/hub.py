@@ -45,7 +45,6 @@ class Hub:
         self._waiting_fetches: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)
         """By bucket and worker rank: the headers of fetches that wait for the end of a round."""
         self._sums = OrderedSums(num_workers)
-        self._control: Dict[int, np.ndarray] = {}  # a worker's command or part of a sum that arrives, by rank
         self._arrays: Dict[int, Tuple[NDArray, NDArray, TrafficSettings]] = {}  # pushed and stored
         self._buckets: Dict[int, DirectBucket] = {}  # from their first weights on
         self._couriers: Dict[int, Courier] = {}  # by worker rank
@@ -98,7 +97,7 @@ class Hub:
 
     def _room(self, rank: int, key: int, nbytes: int, sender_code: float) -> np.ndarray:
         if key < 0 and self._command is not None:
-            return self._control.setdefault(rank, np.empty(nbytes, np.uint8))
+            return np.empty(nbytes, np.uint8)
         if key not in self._arrays:
             raise ProtocolError(f"worker {rank} sent a message for bucket {key}, which no store has opened")
         if sender_code == BEGIN:
@@ -109,15 +108,15 @@ class Hub:
             return w
         return self._buckets[key].room(rank, nbytes)
 
-    def _arrived(self, rank: int, key: int, header: np.ndarray) -> None:
+    def _arrived(self, rank: int, key: int, header: np.ndarray, message: np.ndarray) -> None:
         with self._lock:
             if key == COMMAND:
                 assert self._command is not None
-                answer = self._command(self._control.pop(rank).tobytes())
+                answer = self._command(message.tobytes())
                 self._couriers[rank].send(key, header, np.frombuffer(answer, np.uint8) if answer else NOTHING)
                 return
             if key == SUM:
-                self._sums.add(rank, number_of(header), self._control.pop(rank).view(np.float32))
+                self._sums.add(rank, number_of(header), message.view(np.float32))
                 self._answer_sums()
                 return
             pushed, stored, traffic = self._arrays[key]

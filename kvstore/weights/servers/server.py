@@ -236,19 +236,21 @@ class Server:
         return b""
 
 
-def keep_memory() -> None:
-    """Let glibc keep the memory of past messages. It would give large blocks back to the kernel, which clears the next
+def begin() -> None:
+    """What every server does first.
+
+    Let glibc keep the memory of past messages. It would give large blocks back to the kernel, which clears the next
     block page by page: a quarter of a server's time with buckets of 2 MiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: None)
     for parameter, value in _MALLOC.items():
         mallopt(parameter, value)
+    connecting()
+    deadlines.begin("silence", DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
 
 
 def serve() -> None:
     """Be a server, until the job is over."""
     from kvstore.engine._mxnet import mx
-    keep_memory()
-    connecting()
-    deadlines.begin("silence", DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    begin()
     Server(mx.kvstore.create("dist_async")).run()

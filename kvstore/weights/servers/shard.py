@@ -151,15 +151,14 @@ class Shard:
         if key not in self._entries:
             raise ProtocolError(f"server {self.server_rank} got a push for bucket {key}, which no store has opened")
         entry = self._entries[key]
-        pushed.wait_to_read()
-        version, lr_high, lr_low, sender_code = engine.floats(pushed, entry.size, entry.size + HEADER)
+        version, lr_high, lr_low, sender_code = engine.memory(pushed)[-HEADER:].tolist()
         if sender_code != FETCH:
             header = Header(int(version), lr_high + lr_low, int(sender_code) - entry.pushes_summed)
             if entry.modulus == ASYNC_MODULUS:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)
         # The update writes only the weights, which lie before the header. `stored` is sent after it.
-        engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
+        engine.view(stored)[-HEADER] = entry.rule.version % entry.modulus
 
     def may_answer_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
         """Whether a fetch is answered now. One that is to end a round waits until the rule can end it."""

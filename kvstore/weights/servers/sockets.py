@@ -17,9 +17,9 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting
 from kvstore.job.report import report
 from kvstore.options import DEFAULT_TIMEOUT_S
-from kvstore.weights.servers import courier
+from kvstore.weights.servers import courier, server
 from kvstore.weights.servers.hub import Hub
-from kvstore.weights.servers.server import Server, fatal, keep_memory
+from kvstore.weights.servers.server import Server, fatal
 
 CALL_AGAIN_S = 0.05
 
@@ -102,10 +102,8 @@ class SocketServer(Server):
 
 def serve() -> None:
     """Be a server, until the launcher ends it."""
-    keep_memory()
-    connecting()
-    deadlines.begin("silence", DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    server.begin()
     rank = int(os.environ["ODSGD_SERVER_RANK"])
-    server = SocketServer(rank, int(os.environ["DMLC_NUM_WORKER"]))
-    addresses(rank, DEFAULT_TIMEOUT_S, listens=server.address)
+    listens = SocketServer(rank, int(os.environ["DMLC_NUM_WORKER"])).address
+    addresses(rank, DEFAULT_TIMEOUT_S, listens=listens)
     threading.Event().wait()

@@ -175,7 +175,7 @@ def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> 
     pushed, stored = ([mx.nd.zeros(floats + HEADER) for _ in keys] for _ in range(2))
 
     def push(key: int) -> None:
-        version = engine.floats(stored[key], floats, floats + 1)[0]
+        version = engine.view(stored[key])[floats]
         engine.memory(pushed[key])[-HEADER:] = version, 1e-6, 0, 1
         shard.handle_push(key, pushed[key], stored[key])
 

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 from kvstore.job import agreement
-from kvstore.transports.sockets import SUM_FLOATS
+from kvstore.transports.sockets import SocketsJoined
 
+PIECE = SocketsJoined.piece_floats
 
 class WithAWorkerThatDies:
     """Worker 0 of two. Worker 1 adds `text` to the sums of a gathering, as far as it gets in the second one."""
@@ -23,7 +24,7 @@ class WithAWorkerThatDies:
         return np.asarray(array + self._parts.pop(0), np.float32)
 
 
-@pytest.mark.parametrize("gets, expected", [(0, ""), (SUM_FLOATS, ""), (SUM_FLOATS + 9, "x" * (SUM_FLOATS + 9))])
+@pytest.mark.parametrize("gets, expected", [(0, ""), (PIECE, ""), (PIECE + 9, "x" * (PIECE + 9))])
 def test_a_text_that_did_not_come_whole_is_an_empty_one(gets: int, expected: str) -> None:
-    others = WithAWorkerThatDies("x" * (SUM_FLOATS + 9), gets)
+    others = WithAWorkerThatDies("x" * (PIECE + 9), gets)
     assert agreement.gather_texts(others, "mine") == ["mine", expected]

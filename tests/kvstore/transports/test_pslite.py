@@ -15,7 +15,7 @@ from kvstore.messages.buckets import Keys, Parameter
 from kvstore.messages.seam import Setup, TrafficSettings
 from kvstore.methods import where
 from kvstore.methods.delayed import ODSGD
-from kvstore.transports import connection, pslite, sizing
+from kvstore.transports import joining, pslite, sizing
 
 
 class Servers:
@@ -49,7 +49,7 @@ def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch: pyt
                                                                     waits: bool, under_way: int) -> None:
     monkeypatch.setattr(sizing, "WINDOW_NBYTES", 3 * 400)
     there = Servers(servers)
-    monkeypatch.setattr(connection, "shared", lambda timeout_s, synchronous: there)
+    monkeypatch.setattr(joining, "shared", lambda kind, timeout_s, synchronous: there)
     worker = pslite.ParameterServer()
     traffic = TrafficSettings(waits=waits, bucket_nbytes=400)
     buckets = worker.plan([Parameter(0, "w", (600,))], traffic)
@@ -88,10 +88,11 @@ class Alone:
 
 def test_a_store_waits_as_long_as_it_says_itself_whatever_another_does_meanwhile(monkeypatch: pytest.MonkeyPatch
                                                                                 ) -> None:
-    job = object.__new__(connection.Connection)
+    job = object.__new__(pslite.Connection)
     job.worker_rank, job.num_workers, job.num_servers, job.synchronous = 0, 1, 1, True
     job.timeout_s, job.native = 1000.0, Alone()
     job._sums, job._rounds = {8: collections.deque([0, 2])}, collections.defaultdict(int)
+    job.piece_floats, job.pieces_at_once = 8, 2
     waits: List[float] = []
 
     @contextlib.contextmanager
@@ -100,7 +101,7 @@ def test_a_store_waits_as_long_as_it_says_itself_whatever_another_does_meanwhile
         yield
 
     monkeypatch.setattr(deadlines, "within", within)
-    monkeypatch.setattr(connection, "shared", lambda timeout_s, synchronous: job)
+    monkeypatch.setattr(joining, "shared", lambda kind, timeout_s, synchronous: job)
     patient, hasty = pslite.ParameterServer(600), pslite.ParameterServer(30)
 
     def other() -> None:
@@ -114,7 +115,7 @@ def test_a_store_waits_as_long_as_it_says_itself_whatever_another_does_meanwhile
 
 def test_what_servers_would_refuse_is_refused_by_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ODSGD_SECRET", raising=False)
-    monkeypatch.setattr(connection, "shared", lambda timeout_s, synchronous: Servers(1))
+    monkeypatch.setattr(joining, "shared", lambda kind, timeout_s, synchronous: Servers(1))
     for method, said in (("__main__:Mine", "method Mine is defined in the script itself, which servers cannot import"),
                          ("/tmp/mine.py:Mine", "is not this package's, and this job has no secret")):
         with pytest.raises(ConfigError, match=said):

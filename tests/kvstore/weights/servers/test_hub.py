@@ -41,16 +41,14 @@ class Client:
     def __init__(self, hub: Hub, rank: int) -> None:
         self.answers: queue.Queue[Tuple[List[float], np.ndarray]] = queue.Queue()
         self.disconnected: queue.Queue[str] = queue.Queue()
-        self._room: Any = np.empty(0, np.uint8)
         self.connection = courier.call(hub.address, rank, PATIENCE_S)
         self._courier = Courier(self.connection, self._receive, self._arrived, self.disconnected.put)
 
     def _receive(self, key: int, nbytes: int, sender_code: float) -> np.ndarray:
-        self._room = np.empty(nbytes, np.uint8)
-        return self._room
+        return np.empty(nbytes, np.uint8)
 
-    def _arrived(self, key: int, header: np.ndarray) -> None:
-        self.answers.put((header.tolist(), self._room))
+    def _arrived(self, key: int, header: np.ndarray, message: np.ndarray) -> None:
+        self.answers.put((header.tolist(), message))
 
     def ask(self, message: np.ndarray, *header: float) -> None:
         self._courier.send(KEY, np.array(header, np.float32), message)
@@ -157,7 +155,7 @@ def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
             with contextlib.suppress(queue.Empty):  # a wait, so that pieces stay pieces
                 arrived.get(timeout=0.05)
         own = Courier(connection, lambda key, nbytes, sender_code: np.empty(nbytes, np.uint8),
-                      lambda key, header: arrived.put(header.tolist()), lambda reason: None)
+                      lambda key, header, message: arrived.put(header.tolist()), lambda reason: None)
         own.send(KEY, np.array([0, 0, 0, BEGIN], np.float32), np.ones(SIZE, np.float32).view(np.uint8))
         assert arrived.get(timeout=PATIENCE_S)[-1] == BEGIN
 

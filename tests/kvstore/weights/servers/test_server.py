@@ -18,7 +18,7 @@ from kvstore.messages.header import ANSWER_FLOATS, BEGIN, HEADER, Header
 from kvstore.messages.seam import TrafficSettings
 from kvstore.methods.sync import SyncRule
 from kvstore.optimizers.described import describe
-from kvstore.transports.connection import Connection, ServerAnswers
+from kvstore.transports.pslite import Connection, ServerAnswers
 from kvstore.weights.servers import server
 from kvstore.weights.servers.server import Server
 from tests.kvstore.weights.servers.test_hub import KEY as BUCKET
