@@ -91,7 +91,7 @@ def wait_all() -> None:
         _mxnets().mx.nd.waitall()
 
 
-class ById(Generic[Made]):
+class CachedById(Generic[Made]):
     """Keeps what `make(array, …)` has made, for at most `most` arrays. It keeps the arrays alive, too, so that an id
     means one array.
     """

@@ -119,14 +119,14 @@ def _wait_before_subprocess(event: str, _: Any) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _once() -> None:
-    environment.share_python()
+    environment.shorten_switch_interval()
     wait_before_forks()
 
 
 atexit.register(mx.nd.waitall)  # first, so that it comes last: a job is left before, in good order or not
 
 
-class Prepared:
+class PreparedOperator:
     """A prepared call of an MXNet operator on arrays that stay the same. It takes a fifth of the front end's time."""
 
     def __init__(self, name: str, inputs: Sequence[NDArray], outputs: Sequence[NDArray], **settings: Any) -> None:

@@ -72,7 +72,7 @@ class _Engine:
             self._run(operation) if here else self._ready.put(operation)
 
     def _start(self) -> None:
-        environment.share_python()
+        environment.shorten_switch_interval()
         with self._lock:
             if not self._threads:
                 self._threads = [threading.Thread(target=self._serve, name="kvstore-engine", daemon=True)

@@ -65,14 +65,8 @@ class Snapshot(NamedTuple):
 
 
 class FrontEnd(Generic[L]):
-    """A store of one model. A subclass adds what depends on the script's framework:
-
-        begin()          lay out the buckets, then `_open`; nothing if that has been done
-        _iterate()       one iteration; this worker has no gradient in it if it has `_joined`
-        under_way        whether an iteration has begun and not ended
-        _aux()           copies of the model's untrained arrays, by name, one for each device
-        _set_aux(…)      let the model hold these, or NumPy's
-        _numbers(array)  one of the framework's arrays as NumPy's
+    """A store of one model. A subclass adds what depends on the script's framework: what raises NotImplementedError
+    here. Its `begin` lays out the buckets, then calls `_open`; nothing if that has been done.
 
     Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
     same order.
@@ -287,11 +281,10 @@ class FrontEnd(Generic[L]):
         them before that step.
         """
         self._check_not_begun("load_state")
-        saving.check_form(worker, "store")
+        saving.check_worker(worker)
         if worker[1]["store"] != self.name:
             raise ConfigError(f"the saved state is of a `{shown(str(worker[1]['store']))}` store, this one is "
                               f"`{self.name}`")
-        saving.check_worker(worker)
         if server is not None:
             saving.check_servers(server, "the servers' part of the saved state")
         self._saved, self._saved_servers = worker, server
@@ -319,16 +312,20 @@ class FrontEnd(Generic[L]):
 
     @property
     def under_way(self) -> bool:
+        """Whether an iteration has begun and not ended."""
         raise NotImplementedError
 
     def _aux(self) -> Dict[str, List[Any]]:
+        """Copies of the model's untrained arrays, by name, one for each device."""
         raise NotImplementedError
 
     def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
+        """Let the model hold these, or NumPy's."""
         raise NotImplementedError
 
     @staticmethod
     def _numbers(array: Any) -> np.ndarray:
+        """One of the framework's arrays as NumPy's."""
         raise NotImplementedError
 
     def _open(self, lanes: List[L]) -> None:

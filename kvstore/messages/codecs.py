@@ -14,8 +14,6 @@ from typing import ClassVar, Dict, Tuple, Type
 
 import numpy as np
 
-from kvstore.errors import unknown
-
 THRESHOLD = 0.5  # MXNet's default
 
 
@@ -232,7 +230,7 @@ class Float16(Codec):
         np.take(self.FLOATS, message.view(np.uint16), out=values, mode="clip")
 
 
-class _Few(Codec):
+class _FewBits(Codec):
     """MXNet's gradient compression: codes of a few bits, the first value in the highest bits.
 
     All values that are sent have the same magnitude; the rest of a value comes with a later message.
@@ -257,7 +255,7 @@ class _Few(Codec):
         values[whole * each:] = self._floats[message[whole:]].reshape(-1)[:values.size - whole * each]
 
 
-class TwoBits(_Few):
+class TwoBits(_FewBits):
     """`2bit`: the threshold where a value is as large or larger, minus that where it is as small or smaller, else 0.
 
     A quarter of a byte a float. What one encoding leaves of a value is its residual. NaN is sent as 0, and stays.
@@ -280,7 +278,7 @@ class TwoBits(_Few):
         message[:] = np.packbits(self._codes)
 
 
-class OneBit(_Few):
+class OneBit(_FewBits):
     """`1bit`: 1 where a value is above the threshold, else -1. An eighth of a byte a float."""
 
     bits = 1
@@ -303,12 +301,12 @@ class Largest(Codec):
 
     residual = True
     CHUNK = 4096
-    few = False  # bits for a value
+    two_bit_values = False
 
     def __init__(self, each: float) -> None:
         self._each = int(each)
         self._end = -(-self._each * 3 // 2)  # of the places; the values follow
-        self._nbytes = self._end + (8 + -(-self._each // 4) if self.few else 4 * self._each)
+        self._nbytes = self._end + (8 + -(-self._each // 4) if self.two_bit_values else 4 * self._each)
 
     def nbytes(self, size: int) -> int:
         return -(-size // self.CHUNK) * self._nbytes
@@ -325,7 +323,7 @@ class Largest(Codec):
         parts = message.reshape(len(chunks), self._nbytes)
         bits = np.unpackbits(places.astype(">u2").view(np.uint8).reshape(len(chunks), self._each, 2), axis=2)[:, :, 4:]
         parts[:, :self._end] = np.packbits(bits.reshape(len(chunks), -1), axis=1)
-        if not self.few:
+        if not self.two_bit_values:
             parts[:, self._end:] = sent.view(np.uint8)
             return
         size = np.abs(sent)
@@ -340,7 +338,7 @@ class Largest(Codec):
         parts = message.reshape(len(chunks), self._nbytes)
         bits = np.unpackbits(parts[:, :self._end], axis=1)[:, :12 * self._each].reshape(len(chunks), self._each, 12)
         places = bits @ (1 << np.arange(11, -1, -1))
-        if self.few:
+        if self.two_bit_values:
             levels = np.ascontiguousarray(parts[:, self._end:self._end + 8]).view(np.float32)
             codes = np.unpackbits(parts[:, self._end + 8:], axis=1)[:, :2 * self._each]
             codes = codes.reshape(len(chunks), self._each, 2)
@@ -352,7 +350,7 @@ class Largest(Codec):
 
 
 class LargestInTwoBits(Largest):
-    few = True
+    two_bit_values = True
 
 
 CODECS: Dict[str, Type[Codec]] = {"none": Plain, "float16": Float16, "bfloat16": BFloat16, "truncate": Truncate,
@@ -367,8 +365,6 @@ def codec(name: str, threshold: float = THRESHOLD) -> Codec:
     kind, _, number = name.partition(":")
     if number:
         return OF_METHODS[kind](float(number))
-    if name not in CODECS:
-        raise unknown("codec", name, CODECS)
     return CODECS[name](threshold)
 
 

@@ -98,9 +98,9 @@ class ODSGD(Delayed):
                                        tunable=True)
         wd_local: Optional[float] = option(None, real(at_least=0), "weight decay of the local steps",
                                            otherwise="the global weight decay")
-        lamda: Optional[float] = local_optimizers.own("lamda")
-        m: Optional[float] = local_optimizers.own("m")
-        epsilon: Optional[float] = local_optimizers.own("epsilon")
+        lamda: Optional[float] = local_optimizers.compensation_option("lamda")
+        m: Optional[float] = local_optimizers.compensation_option("m")
+        epsilon: Optional[float] = local_optimizers.compensation_option("epsilon")
 
         def check(self) -> None:
             super().check()

@@ -54,7 +54,7 @@ def _local(value: Any) -> str:
 LOCAL = dataclasses.replace(_listed, convert=_local)
 
 
-def own(option_name: str) -> Any:
+def compensation_option(option_name: str) -> Any:
     """The option of this name for a local optimizer; its default is the default of the chosen optimizer."""
     field = {field.name: field for field in dataclasses.fields(dcasgd.DCASGDA.Options)}[option_name]
     return option(None, field.metadata["kind"], field.metadata["help"], tunable=field.metadata["tunable"],

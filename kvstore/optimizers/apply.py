@@ -91,8 +91,8 @@ class QueuedOptimizer(Applied):
     """What gradients are to be multiplied with."""
     skips: Optional[Callable[[np.ndarray], bool]] = None
     """Whether a step along this gradient is to be left out; plain SGD only."""
-    telling: Callable[[], Callable[[np.ndarray], bool]]
-    """What asks the same of a gradient of this iteration, and says so; where there is `skips`."""
+    reporting_skips: Callable[[], Callable[[np.ndarray], bool]]
+    """Makes a `skips` that says which iteration has left out a step; where there is `skips`."""
 
     def __call__(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float = 1.0,
                  out: Optional[NDArray] = None) -> NDArray:
@@ -111,7 +111,7 @@ class QueuedOptimizer(Applied):
         if self.skips is None:
             super().accrue(total, grad)
             return
-        skips = self.telling()
+        skips = self.reporting_skips()
 
         def add() -> None:
             if not skips(engine.view(grad)):

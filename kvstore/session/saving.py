@@ -73,37 +73,35 @@ def load_worker(session: Session, saved: Saved) -> None:
                                    for bucket in session.buckets})
 
 
-def check_form(saved: Saved, key: str) -> None:
-    """ConfigError unless the JSON of a state has this entry, as every state of this version has."""
-    if not isinstance(saved[1], dict) or key not in saved[1]:
-        raise ConfigError("the saved state has not the form of odsgd 0.4.0 and later: an earlier odsgd wrote it, which "
-                          "was never released; begin anew")
-
-
 def check_worker(saved: Saved) -> None:
     """ConfigError unless this has the form of a `worker_state`."""
-    check_form(saved, "lr_local")
-    meta = saved[1]
+    meta = _meta(saved)
     names: Any = meta.get("arrays")
     local = meta.get("optimizer_local")
-    if not ({"optimizer_local", "versions"} <= set(meta) and _are_numbers(meta.get("lr"), meta["lr_local"])
+    if not ({"store", "optimizer_local", "versions"} <= set(meta)
+            and _are_numbers(meta.get("lr"), meta.get("lr_local"))
             and _are_counts(meta.get("iteration"), meta.get("left_out", 0)) and _are_numbers(meta.get("since", 0))
             and _by_bucket(meta.get("facts"), lambda one: isinstance(one, dict))
             and _by_bucket(names, _are_names) and set(names) == set(meta["facts"])
             and (not local or _by_bucket(local, _is_progress))
             and (not meta.get("versions") or _by_bucket(meta["versions"], _are_counts))):
-        raise ConfigError("the saved state is not one of a worker, as `worker_state` makes it; it is damaged")
+        raise ConfigError("the saved state is not one of a worker, as `worker_state` makes it; it is damaged, or of "
+                          "another version of odsgd")
 
 
 def check_servers(saved: Saved, name: str) -> None:
     """ConfigError unless this has the form of a `server_state`."""
-    check_form(saved, "arrays")
-    names, facts = saved[1]["arrays"], {label: one for label, one in saved[1].items() if label != "arrays"}
+    names: Any = _meta(saved).get("arrays")
+    facts = {label: one for label, one in _meta(saved).items() if label != "arrays"}
     if not (_by_bucket(facts, lambda one: isinstance(one, dict) and _is_progress(one.get("optimizer"))
                        and isinstance(one.get("rule", {}), (dict, type(None))))
             and len({"rule" in one for one in facts.values()}) == 1
             and _by_bucket(names, _are_names) and set(names) == set(facts)):
         raise ConfigError(f"`{shown(name)}` holds no state of servers, as `save_optimizer_states` writes it")
+
+
+def _meta(saved: Saved) -> Dict[str, Any]:
+    return saved[1] if isinstance(saved[1], dict) else {}  # JSON that somebody else may have written
 
 
 def _by_bucket(value: Any, check: Callable[[Any], bool]) -> bool:
@@ -162,12 +160,12 @@ def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
     for label, one in facts.items():
         _check_fits(session.global_optimizer, one, names[label])
     alike = {label: [one.get("rule"), names[label]] for label, one in facts.items()}
-    anew = "rule" not in _any(facts)  # `optimizer_alone`
+    anew = "rule" not in _first_of(facts)  # `optimizer_alone`
     state: State = {}
     for bucket in session.buckets:
         label = bucket.label if anew and bucket.label in facts else _label(session, bucket, alike, anew)
         state[bucket.id] = {name: layout.join(bucket, arrays, name + "/") for name in names[label]}, facts[label]
-    return state, _any(facts)["optimizer"]["count"] - session.global_optimizer.begin_num_update
+    return state, _first_of(facts)["optimizer"]["count"] - session.global_optimizer.begin_num_update
 
 
 def _facts_and_names(saved: Saved) -> Tuple[Dict[str, Any], Dict[str, List[str]]]:
@@ -221,5 +219,5 @@ def _label(session: Session, bucket: Bucket, saved: Dict[str, Any], anew: bool =
     return first
 
 
-def _any(by_bucket: Dict[str, Any]) -> Any:
+def _first_of(by_bucket: Dict[str, Any]) -> Any:
     return next(iter(by_bucket.values()))

@@ -40,7 +40,7 @@ from kvstore.optimizers.described import Optimizer
 from kvstore.session.staleness import Staleness
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.parts import Parts
-from kvstore.weights.replicas import Replicas, Resident
+from kvstore.weights.replicas import Replicas, WeightsOnWorkers
 
 
 class Session:
@@ -108,7 +108,7 @@ class Session:
             self.outer = optimizers.outer_sgd(*outer)
             self._check_optimizer(self.outer)
             self.optimizer = self.outer if optimizer is None else optimizer
-            self._use_within(optimizer)
+            self._use_inner(optimizer)
             return
         assert optimizer is not None
         self._check_optimizer(optimizer)
@@ -118,7 +118,7 @@ class Session:
             self.local_optimizer = optimizers.create_local(local[0], {**local[1], "wd": self._wd_local()}, optimizer)
             self._check_skips(self.local_optimizer)
 
-    def _use_within(self, optimizer: Optional[Optimizer]) -> None:
+    def _use_inner(self, optimizer: Optional[Optimizer]) -> None:
         """A copy takes this worker's steps: the trainer goes on setting the rate and the scale of its own."""
         if optimizer is not None:
             self.local_optimizer = optimizers.build(optimizers.describe(optimizer), trusted=True)
@@ -148,7 +148,7 @@ class Session:
             raise ConfigError(f"store `{name}` adds weight decay to gradients, and AdamW keeps it apart from them; set "
                               "weight_decay to 0, or take Adam")
         optimizers.describe(optimizer)  # complains if it cannot travel
-        if isinstance(self.weights_holder, Resident):
+        if isinstance(self.weights_holder, WeightsOnWorkers):
             self._check_skips(optimizer)
 
     def _check_skips(self, on_this_worker: Optimizer) -> None:
@@ -225,12 +225,12 @@ class Session:
         step.start(w)
         if self.method.options.on_nan == "skip":
             step.skips = lambda grad: not finite(grad)
-            step.telling = lambda: functools.partial(
+            step.reporting_skips = lambda: functools.partial(
                 skips, f"worker {self.transport.worker_rank}, iteration {self.step.t}", names(bucket))
         return step if self.recorder is None else wraps.update(self.recorder, step, bucket, "local update")
 
     def _update(self, bucket: Bucket) -> Optional[Update]:
-        if not isinstance(self.weights_holder, Resident):
+        if not isinstance(self.weights_holder, WeightsOnWorkers):
             return None
         update = self.weights_holder.updates[bucket.id]
         return update if self.recorder is None else wraps.update(self.recorder, update, bucket, "update")
@@ -267,7 +267,7 @@ class Session:
         """
         self.optimizer = optimizer
         if self.outer is not None:
-            self._use_within(optimizer)
+            self._use_inner(optimizer)
             for bucket in self.buckets:
                 self.workers[bucket.id].local_optimizer = self._local_step(bucket, self.w_local[bucket.id])
             self.counts(optimizer.num_update - optimizer.begin_num_update)
@@ -334,16 +334,16 @@ class Session:
         if self.outer is None:
             w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)
             return w
-        self._step_within(bucket, grad, step)
+        self._inner_step(bucket, grad, step)
         x = self.w_local[bucket.id]
         return self.iterate_weights(bucket, x, step) if bucket.first.fragment in self.due() else x
 
-    def _step_within(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
+    def _inner_step(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
         """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""
         update = self.workers[bucket.id].local_optimizer
         if not self.joined and not self.first_of_joiner and update is not None:
             own = self.local_steps[bucket.id]
-            own.skips = own.skips and own.telling()  # nobody else sees this gradient
+            own.skips = own.skips and own.reporting_skips()  # nobody else sees this gradient
             self.w_local[bucket.id] = update(self.w_local[bucket.id], grad, step.lr, out=self._stepped[bucket.id])
 
     @property

@@ -73,8 +73,8 @@ class Recorder(Trace):
         self._events: Deque[Event] = collections.deque()
         self._over = False  # or the file has failed
         self._adding, self._writing = threading.Lock(), threading.Lock()
-        self._written: Dict[int, engine.ById[Moment]] = collections.defaultdict(
-            lambda: engine.ById(lambda _: Moment(), ARRAYS))
+        self._written: Dict[int, engine.CachedById[Moment]] = collections.defaultdict(
+            lambda: engine.CachedById(lambda _: Moment(), ARRAYS))
         """By bucket and array: when the operation queued last had written it."""
         self.iterations = 0
         threading.Thread(target=self._write_behind, name="kvstore-trace", daemon=True).start()

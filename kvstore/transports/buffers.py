@@ -141,7 +141,7 @@ class BucketBuffers:
         return self.last
 
 
-class Taken(Pending):
+class VersionedAnswer(Pending):
     """An answer whose version becomes the worker's when the algorithm takes it."""
 
     def __init__(self, buffer: Buffer, buffers: BucketBuffers, behind: Sequence[NDArray] = ()) -> None:

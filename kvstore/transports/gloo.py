@@ -158,8 +158,8 @@ class _Line:
     def within(self, timeout_s: float) -> "_Line":
         """Itself, watching for exchanges that may last this long."""
         deadlines.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
-                         lambda: f"{self._what} were not over within {timeout_s:g} s: {LATE}. Check that all are alive, "
-                         "or raise `timeout_s`")
+                         lambda: f"{self._what} were not over within {timeout_s:g} s: {LATE}. Check that all are "
+                         "alive, or raise `timeout_s`")
         return self
 
     def _awaits(self, timeout_s: float) -> Optional[int]:
@@ -221,7 +221,7 @@ class _Group:
         self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
         self.keys = Keys(1)
         self._lines: Dict[str, _Line] = {}
-        environment.share_python()
+        environment.shorten_switch_interval()
         report("joined")
         ending.end_well(self._leave)
         software.compare(self)

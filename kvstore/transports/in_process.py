@@ -23,10 +23,10 @@ from kvstore.messages.header import FETCH, HEADER
 from kvstore.messages.seam import Export, Pending, Ring, Setup, Sharded, State, TrafficSettings, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import from_bytes
-from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, Taken
+from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, VersionedAnswer
 from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import PartRound, cuts, part
-from kvstore.transports.turns import Late, Turns
+from kvstore.transports.turns import LateAnswer, Turns
 from kvstore.weights.servers.shard import Shard
 
 
@@ -37,10 +37,10 @@ class _Codes(NamedTuple):
     answer: CodedAnswer
 
 
-class _TakenLate(Taken):
+class _LateVersionedAnswer(VersionedAnswer):
     """A late answer of an asynchronous server."""
 
-    def __init__(self, late: Late, buffer: Buffer, buffers: BucketBuffers) -> None:
+    def __init__(self, late: LateAnswer, buffer: Buffer, buffers: BucketBuffers) -> None:
         super().__init__(buffer, buffers)
         self._late = late
 
@@ -107,20 +107,20 @@ class Stage(Turns):
         return w
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
-             check: Optional[Check] = None) -> Late:
+             check: Optional[Check] = None) -> LateAnswer:
         """One worker's message; its answer is written in its place, when all have pushed or at once."""
         self.take_turn(worker_rank)
         round_ = self._rounds[bucket.id]
-        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
+        late = LateAnswer(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
         round_.append((worker_rank, answer, late))
         if len(round_) == (self.num_workers if synchronous else 1):
             self._answer(bucket, self._rounds.pop(bucket.id))
             self._answer_fetches(bucket)
         return late
 
-    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
+    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> LateAnswer:
         """A message that only asks; it is answered at once, unless its round goes on."""
-        late = Late(self, worker_rank, f"{bucket}: what it has fetched", answer.payload)
+        late = LateAnswer(self, worker_rank, f"{bucket}: what it has fetched", answer.payload)
         self._fetches[bucket.id].append((worker_rank, answer, late))
         self._answer_fetches(bucket)
         return late
@@ -179,13 +179,13 @@ class Stage(Turns):
         for message in messages:
             message[:] = answer
 
-    def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> Late:
+    def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> LateAnswer:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
         self._begun[worker_rank, bucket.id] += 1
         number = bucket.id, self._begun[worker_rank, bucket.id]
         round_ = self._sums[number]
         round_[worker_rank] = term
-        term.late = Late(self, worker_rank, f"{bucket}: the sum over the workers", term.out)
+        term.late = LateAnswer(self, worker_rank, f"{bucket}: the sum over the workers", term.out)
         if len(round_) == self.num_workers:
             _travel_round([round_[rank] for rank in range(self.num_workers)])
             del self._sums[number]
@@ -207,14 +207,14 @@ class Stage(Turns):
         """All workers have come to one of their sums."""
 
 
-Asked = Tuple[int, Buffer, Late]
+Asked = Tuple[int, Buffer, LateAnswer]
 """A worker's rank, its message, and its answer."""
 
 
 class _Term:
     """What one worker adds to a sum; `late` is the sum."""
 
-    late: Late
+    late: LateAnswer
 
     def __init__(self, round_: Round, own: NDArray, out: NDArray, check: Optional[Check]) -> None:
         self.round, self.out, self._check = round_, out, check
@@ -325,12 +325,12 @@ class InProcess(_Staged, Buffered):
         send = (buffers.compose if self._synchronous else buffers.compose_async)(grad, self._tag(lr))
         late = self._stage.push(self.worker_rank, bucket, send, self._synchronous, self.finite_check(bucket))
         self._last[bucket.id] = late
-        return late if self._synchronous else _TakenLate(late, send, buffers)
+        return late if self._synchronous else _LateVersionedAnswer(late, send, buffers)
 
     def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
         send = buffers.compose_fetch(after, self._fetch_tag(end_round))
-        return _TakenLate(self._stage.fetch(self.worker_rank, bucket, send), send, buffers)
+        return _LateVersionedAnswer(self._stage.fetch(self.worker_rank, bucket, send), send, buffers)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         return {int(key): one for shard in self._stage.shards for key, one in json.loads(shard.statistics()).items()}

@@ -30,7 +30,7 @@ class Outbox:
         self._replies: Dict[Tuple[int, int, int], queue.SimpleQueue[np.ndarray]] = {}  # by server, kind and number
         self._numbers = {COMMAND: itertools.count(1), SUM: itertools.count(1)}
         self._gone = ""
-        environment.share_python()
+        environment.shorten_switch_interval()
         with deadlines.within(timeout_s, f"not all servers answered a call within {timeout_s:g} s, at "
                               f"{', '.join(addresses)}; a firewall?"):
             self._couriers = [self._courier(rank, address, worker_rank, timeout_s)

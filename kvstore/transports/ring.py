@@ -33,7 +33,7 @@ class MpiTransport(Transport):
 
     def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         buckets = on_ring(parameters, traffic, self._keys, self.num_workers)
-        self._views = engine.ById(engine.view, ARRAYS * len(buckets))
+        self._views = engine.CachedById(engine.view, ARRAYS * len(buckets))
         return buckets
 
     def total(self, array: np.ndarray) -> np.ndarray:

@@ -174,7 +174,7 @@ class Rounds:
         self._requests = [mpi.REQUEST_NULL] * (2 * self.WINDOW)  # of slot n: 2 n receives, 2 n + 1 sends
         self._in_flight = 0  # requests
         self._moved = 0  # messages that have come or gone
-        environment.share_python()
+        environment.shorten_switch_interval()
         threading.Thread(target=self._guarded_run, name="kvstore-ring", daemon=True).start()
         self._timeout_s = timeout_s
         self.follow(timeout_s)

@@ -23,7 +23,7 @@ from kvstore.messages.seam import Export, Pending, Setup, State, TrafficSettings
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import to_bytes
 from kvstore.transports import joining
-from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, Taken, Window
+from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, VersionedAnswer, Window
 from kvstore.transports.joining import Joined
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.sizing import on_servers, window_nbytes
@@ -149,10 +149,10 @@ class ParameterServers(Buffered):
         buffers = self._buffers[bucket.id]
         return self._ask(buffers, bucket, buffers.last, buffers.compose_fetch(after, self._fetch_tag(end_round)))
 
-    def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> Taken:
+    def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> VersionedAnswer:
         self._send(bucket, send)
         send.version.copyto(buffers.latest)  # what is composed from here on goes out after this answer
-        return Taken(send, buffers, [before.payload])
+        return VersionedAnswer(send, buffers, [before.payload])
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer."""

@@ -124,7 +124,7 @@ class Turns:
         self.log.append(worker_rank)
 
 
-class Late(Pending):
+class LateAnswer(Pending):
     """An answer that comes when every worker's push has; `result` lets others run until then."""
 
     def __init__(self, stage: Turns, worker_rank: int, what: str, array: NDArray,
@@ -143,13 +143,13 @@ class Late(Pending):
         self.result().wait_to_read()
 
     def then(self, function: Callable[[NDArray], NDArray]) -> Pending:
-        return _Then(self, function)
+        return _MadeOfLateAnswer(self, function)
 
 
-class _Then(Pending):
+class _MadeOfLateAnswer(Pending):
     """What a function makes of a late answer, as soon as somebody asks."""
 
-    def __init__(self, late: Late, function: Callable[[NDArray], NDArray]) -> None:
+    def __init__(self, late: LateAnswer, function: Callable[[NDArray], NDArray]) -> None:
         super().__init__(None)
         self._late, self._function = late, function
         self._made: Optional[NDArray] = None

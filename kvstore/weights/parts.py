@@ -13,10 +13,10 @@ from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.seam import Pending, Sharded
-from kvstore.weights.replicas import Resident
+from kvstore.weights.replicas import WeightsOnWorkers
 
 
-class Parts(Resident):
+class Parts(WeightsOnWorkers):
     """`exchange` by workers that each own a part of every bucket.
 
     A worker whose part of a bucket is empty updates one unused float, so that its optimizer counts the same updates.

@@ -24,7 +24,7 @@ from kvstore.optimizers.described import Optimizer
 from kvstore.state.npz import below, from_bytes, to_bytes
 
 
-class Resident(GlobalWeights):
+class WeightsOnWorkers(GlobalWeights):
     """Global weights that live on the workers and are updated by them."""
 
     def __init__(self, transport: Transport) -> None:
@@ -100,7 +100,7 @@ class Resident(GlobalWeights):
         self.updates[bucket.id].restore(arrays, facts)
 
 
-class Replicas(Resident, Replicated):
+class Replicas(WeightsOnWorkers, Replicated):
     """`exchange` made of a ring's sums."""
 
     def __init__(self, ring: Ring) -> None:

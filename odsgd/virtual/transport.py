@@ -29,7 +29,7 @@ from kvstore.session.session import Session
 from kvstore.transports.buffers import Buffer
 from kvstore.transports.in_process import Asked, InProcess, InProcessRing, InProcessSharded, Stage
 from kvstore.transports.rounds import on_ring
-from kvstore.transports.turns import Late
+from kvstore.transports.turns import LateAnswer
 from odsgd.virtual import layout
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
@@ -45,7 +45,7 @@ class VirtualStage(Stage):
         super().__init__(cluster.workers, None, timeout_s, cluster.servers)
         self.cluster, self._trace = cluster, trace
         self.simulation: Optional[Simulation] = None  # from the first session on
-        self._questions: Dict[Tuple[int, int], Deque[Tuple[Bucket, Buffer, Late]]] = collections.defaultdict(
+        self._questions: Dict[Tuple[int, int], Deque[Tuple[Bucket, Buffer, LateAnswer]]] = collections.defaultdict(
             collections.deque)  # bucket id and rank -> not answered
         self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
         self.answered = [0] * cluster.workers  # questions of each worker that have their answers
@@ -115,19 +115,19 @@ class VirtualStage(Stage):
         super().wait_until(ready, what)
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
-             check: Optional[Check] = None) -> Late:
+             check: Optional[Check] = None) -> LateAnswer:
         if synchronous:
             return super().push(worker_rank, bucket, answer, synchronous, check)
         return self._ask(worker_rank, bucket, answer, check)
 
-    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
+    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> LateAnswer:
         if not self._iterating[worker_rank]:  # between iterations, with all workers at a meeting
             return super().fetch(worker_rank, bucket, answer)
         return self._ask(worker_rank, bucket, answer)
 
-    def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer, check: Optional[Check] = None) -> Late:
+    def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer, check: Optional[Check] = None) -> LateAnswer:
         """A question to an asynchronous server; it is answered when the simulation lets it reach the rule."""
-        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
+        late = LateAnswer(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
         self._questions[bucket.id, worker_rank].append((bucket, answer, late))
         self._answer_in_order(bucket.id)
         return late

@@ -19,7 +19,7 @@ FLATS = 8  # flat arrays of a bucket whose copies from or to a device are prepar
 
 def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
     """What copies each source to its target, in single precision."""
-    return on_mxnet.Prepared("amp_multicast", sources, targets, num_outputs=len(sources))
+    return on_mxnet.PreparedOperator("amp_multicast", sources, targets, num_outputs=len(sources))
 
 
 def _convert(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
@@ -73,8 +73,8 @@ class Lane:
         """The caller has other arrays from now on."""
         self._weights: Optional[List[List[NDArray]]] = None
         self._grads: Optional[List[List[NDArray]]] = None
-        self._gathering = [engine.ById(self._gathers, FLATS) for _ in self.devices]
-        self._scattering = [engine.ById(self._scatters, FLATS) for _ in self.devices]
+        self._gathering = [engine.CachedById(self._gathers, FLATS) for _ in self.devices]
+        self._scattering = [engine.CachedById(self._scatters, FLATS) for _ in self.devices]
 
     def keys(self) -> Set[Any]:
         return {one.parameter.key for one in self.keyed}

@@ -123,7 +123,7 @@ class TensorLane:
         """The same from the end of the iteration until the parameters hold them."""
         self._own = engine.InTurn(bucket.size, context, 2)
         """Flat gradients, where they have no better place: the last one may still be on its way."""
-        self._views = engine.ById(self._tensors, FLATS)
+        self._views = engine.CachedById(self._tensors, FLATS)
 
     def weights(self, anew: bool = True) -> NDArray:
         """A flat array of what the parameters hold now; `anew`: one that nobody writes again."""

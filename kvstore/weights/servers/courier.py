@@ -111,7 +111,7 @@ def listen_at(address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
         return socket.create_server((host, int(port)), backlog=1024)
     listener = socket.socket(socket.AF_UNIX)
-    with environment.alone():
+    with environment.private_files():
         listener.bind(address)
     listener.listen(1024)
     return listener

@@ -51,7 +51,7 @@ class Hub:
         self._listener = courier.listen()
         at = self._listener.getsockname()
         self.address = at if isinstance(at, str) else "{}:{}".format(*at[:2])
-        environment.share_python()
+        environment.shorten_switch_interval()
         courier.take_calls(self._listener, timeout_s, self._called)
         if "ODSGD_LOST" in os.environ:
             threading.Thread(target=self._watch_for_lost_workers, name="kvstore-hub", daemon=True).start()

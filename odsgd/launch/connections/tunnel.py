@@ -143,7 +143,7 @@ class Tunnel:
 
     def _open(self, remote_sockets: Sequence[RemoteSocket]) -> None:
         """Open these remote sockets, for this user only."""
-        with environment.alone():
+        with environment.private_files():
             for remote in remote_sockets:
                 listener = bound(remote.name)
                 listener.listen(BACKLOG)

@@ -75,7 +75,7 @@ def test_a_view_is_the_memory_itself() -> None:
 
 def test_of_arrays_that_are_others_every_time_few_are_kept_alive() -> None:
     """As those of a method that returns a new array in each iteration."""
-    views, arrays = engine.ById(engine.view, 8), [mx.nd.full(5, number) for number in range(100)]
+    views, arrays = engine.CachedById(engine.view, 8), [mx.nd.full(5, number) for number in range(100)]
     mx.nd.waitall()  # a view does not wait for what is written
     for number, array in enumerate(arrays):
         assert views.of(array).tolist() == [number] * 5

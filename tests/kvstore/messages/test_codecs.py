@@ -5,7 +5,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import pytest
 
-from kvstore.errors import ConfigError, DivergedError, KVStoreError
+from kvstore.errors import DivergedError, KVStoreError
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.codecs import CODECS, WITHOUT_RESIDUAL, NotFiniteError, codec
 from kvstore.messages.finite import check, finite
@@ -222,11 +222,6 @@ def test_blocks_cover_the_array() -> None:
         parts = blocks(np.arange(size), p)
         assert len(parts) == p and np.concatenate(parts).tolist() == list(range(size))
         assert max(map(len, parts)) <= -(-size // p)
-
-
-def test_an_unknown_codec_is_named() -> None:
-    with pytest.raises(ConfigError, match="unknown codec `quantise`; did you mean `quantize`"):
-        codec("quantise")
 
 
 FIRST, SECOND = Parameter(0, "first", (2, 3)), Parameter(1, "second", (1000, 4))

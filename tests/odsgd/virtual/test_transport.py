@@ -8,7 +8,7 @@ import kvstore
 from kvstore import methods
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from kvstore.transports.turns import Late
+from kvstore.transports.turns import LateAnswer
 from odsgd.virtual.description import of
 from odsgd.virtual.transport import VirtualStage
 from tests.scenarios import PLAIN, Scenario, train
@@ -89,12 +89,12 @@ def test_a_synchronous_method_has_the_same_bits_whatever_the_times(store: str) -
 def test_a_bucket_that_waits_is_looked_at_after_answers_to_its_own_worker_only(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def look(late: Late) -> bool:
+    def look(late: LateAnswer) -> bool:
         nonlocal looks
         looks += 1
         return bool(late.__dict__["arrived"])
 
-    monkeypatch.setattr(Late, "arrived", property(look, lambda late, now: late.__dict__.update(arrived=now)),
+    monkeypatch.setattr(LateAnswer, "arrived", property(look, lambda late, now: late.__dict__.update(arrived=now)),
                         raising=False)
     _, order, _ = trained("asgd", workers=16)
     assert looks < 20 * len(order)  # 10; after every answer to any worker, it is 56
