@@ -65,9 +65,9 @@ class Applied(Update):
 class ImmediateOptimizer(Applied):
     """U on a server, whose one thread would wait for the update anyway."""
 
-    def bind(self, w: NDArray, grad: NDArray) -> Tuple[np.ndarray, np.ndarray]:
-        """Weights and gradient of the push that is handled now; returned in place, as a rule sees them."""
-        self._bound, self._seen = (w, grad), (engine.memory(w), engine.memory(grad))
+    def bind(self, w: NDArray, grad: NDArray, size: Optional[int] = None) -> Tuple[np.ndarray, np.ndarray]:
+        """Weights and gradient of the push that is handled now, the first `size` floats; as a rule sees them."""
+        self._bound, self._seen = (w, grad, size), (engine.memory(w)[:size], engine.memory(grad)[:size])
         return self._seen
 
     def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, gradient_weight: float = 1.0,
@@ -79,8 +79,9 @@ class ImmediateOptimizer(Applied):
         else:
             if grad is not self._seen[1]:
                 self._seen[1][:] = grad
-            self._by_mxnet(*self._bound, lr, gradient_weight)
-            self._bound[0].wait_to_read()  # a rule may look at it
+            bound_w, bound_grad, size = self._bound
+            self._by_mxnet(bound_w[:size], bound_grad[:size], lr, gradient_weight)
+            bound_w.wait_to_read()  # a rule may look at it
         return w
 
 

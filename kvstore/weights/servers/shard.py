@@ -66,7 +66,7 @@ class Entry:
     def receive(self, header: Header, pushed: NDArray, stored: NDArray) -> None:
         """One push, or the sum of all workers'."""
         self.start(stored)
-        w, grad = self.optimizer.bind(stored[:self.size], pushed[:self.size])
+        w, grad = self.optimizer.bind(stored, pushed, self.size)
         on_nan = self.rule.options.on_nan
         if on_nan == "skip" and finite.skips(f"{environment.who()}, {self._where(header)}", self.names, grad):
             self.rule.skip(header, w)
@@ -78,7 +78,7 @@ class Entry:
     def end_round(self, worker_rank: int, stored: NDArray) -> bool:
         """End the worker's round if the rule can. Whether the worker's fetch is answered now."""
         self.start(stored)
-        w, _ = self.optimizer.bind(stored[:self.size], stored[:self.size])
+        w, _ = self.optimizer.bind(stored, stored, self.size)
         return self.rule.end_round(worker_rank, w)
 
     def _check(self, header: Header, grad: np.ndarray) -> None:
