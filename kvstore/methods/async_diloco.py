@@ -91,7 +91,6 @@ class DelayedNesterov(AsyncRule):
 class AsyncDiLoCo(DiLoCo):
     name = "async_diloco"
     worker, rule = AsyncReplica, DelayedNesterov
-    transports = ("server",)
     asynchronous = True
     waits = False
     reduces = False

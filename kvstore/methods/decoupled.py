@@ -109,7 +109,6 @@ class Syncer(QuorumRule):
 class Decoupled(DiLoCo):
     name = "decoupled"
     worker, rule = Learner, Syncer
-    transports = ("server",)
     asynchronous = True
     waits = False
 

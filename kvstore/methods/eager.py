@@ -83,7 +83,6 @@ class EagerReplica(Replica):
 class Eager(DiLoCo):
     name = "eager"
     worker = EagerReplica
-    transports = ("server", "ring", "sharded")
     waits = False
 
     @dataclass(frozen=True)

@@ -189,7 +189,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     # -- the first step ------------------------------------------------------------------------------------------
 
     def _describe(self, key: Any, value: NDArray) -> Parameter:
-        parameter = self._gluon_parameter(key)
+        parameter = self._named().get(key)
         name = str(key) if parameter is None else parameter.name
         lr_mult, wd_mult = 1.0, 1.0
         if self.session.optimizer is not None:
@@ -200,9 +200,6 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         """A trainer's parameters."""
         named: Dict[Any, Any] = {} if self.session.optimizer is None else self.session.optimizer.param_dict
         return named
-
-    def _gluon_parameter(self, key: Any) -> Any:
-        return self._named().get(key)
 
     def _share(self) -> None:
         """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
@@ -288,10 +285,9 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         return self.session.optimizer
 
     def _trainable(self) -> List[Parameter]:
-        def has_gradient(key: Any) -> bool:
-            parameter = self._gluon_parameter(key)
-            return parameter is None or parameter.grad_req != "null"
-        return [known.parameter for key, known in self._keyed.items() if has_gradient(key)]
+        named = self._named()
+        return [known.parameter for key, known in self._keyed.items()
+                if key not in named or named[key].grad_req != "null"]
 
     # -- every step --------------------------------------------------------------------------------------------
 
