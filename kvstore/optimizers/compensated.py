@@ -5,18 +5,12 @@ of the equations in `kvstore.methods.dcasgd`; w_read is what they last left in w
 is not part of g⊙g, momentum is applied to the compensated gradient, both as in MXNet's own DCASGD. On one machine w
 never moves between two updates, w - w_read is 0, and both are plain SGD.
 """
-from typing import Any, Optional
+from types import SimpleNamespace
+from typing import Any
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.methods.dcasgd import DCASGDA, DCASGDC, compensated_a, compensated_c
 from kvstore.optimizers import torch_formulas
-
-
-class _State:
-    """What one array's compensation remembers; an entry that is not needed is None."""
-
-    def __init__(self, w_read: NDArray, momentum: Optional[NDArray], mean_square: Optional[NDArray]) -> None:
-        self.w_read, self.momentum, self.mean_square = w_read, momentum, mean_square
 
 
 class _DelayCompensated(mx.optimizer.Optimizer):
@@ -26,18 +20,15 @@ class _DelayCompensated(mx.optimizer.Optimizer):
         super().__init__(learning_rate=learning_rate, **options)
         self.momentum, self.lamda = momentum, lamda
 
-    def create_state(self, index: Any, weight: NDArray) -> _State:
+    def create_state(self, index: Any, weight: NDArray) -> SimpleNamespace:
         momentum = mx.nd.zeros_like(weight) if self.momentum else None
-        return _State(weight.copy(), momentum, self.create_mean_square(weight))
+        return SimpleNamespace(w_read=weight.copy(), momentum=momentum)
 
-    def create_mean_square(self, weight: NDArray) -> Optional[NDArray]:
-        return None
-
-    def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
+    def compensate(self, grad: NDArray, moved: NDArray, state: Any) -> NDArray:
         """The gradient at w = w_read + `moved`, from the gradient at w_read."""
         raise NotImplementedError
 
-    def update(self, index: Any, weight: NDArray, grad: NDArray, state: _State) -> None:
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: Any) -> None:
         self._update_count(index)
         grad = grad * self.rescale_grad
         if self.clip_gradient is not None:
@@ -60,7 +51,7 @@ class DCASGD_C(_DelayCompensated):
                  **options: Any) -> None:
         super().__init__(learning_rate, momentum, lamda, **options)
 
-    def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
+    def compensate(self, grad: NDArray, moved: NDArray, state: Any) -> NDArray:
         return compensated_c(grad, moved, self.lamda)
 
 
@@ -73,11 +64,12 @@ class DCASGD_A(_DelayCompensated):
         super().__init__(learning_rate, momentum, lamda, **options)
         self.m, self.epsilon = m, epsilon
 
-    def create_mean_square(self, weight: NDArray) -> NDArray:
-        return mx.nd.zeros_like(weight)
+    def create_state(self, index: Any, weight: NDArray) -> SimpleNamespace:
+        state = super().create_state(index, weight)
+        state.mean_square = mx.nd.zeros_like(weight)
+        return state
 
-    def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
-        assert state.mean_square is not None
+    def compensate(self, grad: NDArray, moved: NDArray, state: Any) -> NDArray:
         return compensated_a(grad, moved, state.mean_square, self.lamda, self.m, self.epsilon, mx.nd.sqrt)
 
 
