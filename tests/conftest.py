@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
-    """Without `--system` nobody waits for what is proved again."""
+    """Leave out the tests that are marked `again`, unless `--system` is given."""
     left_out = [] if config.getoption("--system") else [item for item in items if item.get_closest_marker("again")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

@@ -1,6 +1,7 @@
-"""A worker that walks towards 3 until a file is there: `joining.py METHOD FILE`, where FILE may say another H than 4.
+"""A worker whose weights go towards 3 until FILE exists: `joining.py METHOD FILE`. FILE with the suffix .H says H.
 
-Who begins with the job starts at 1, who joins it at 100; it prints where its first step has led.
+The weights of a worker that begins with the job start at 1, those of a joiner at 100; a joiner prints its weights after
+its first step.
 """
 import sys
 import time

@@ -373,7 +373,7 @@ class FrontEnd(Generic[L]):
 
     def _from_worker_0(self, sizes: Mapping[K, int], mine: Callable[[K], np.ndarray]) -> Iterator[Tuple[K, np.ndarray]]:
         """Worker 0's numbers of each key, flat: sums to which it alone adds anything. Collective; waits."""
-        own = self.rank == 0 or environment.joined()  # who joins a running job hears nobody in sums
+        own = self.rank == 0 or environment.joined()  # a joiner gets no other worker's numbers from sums
         return self._over_workers(sizes, mine if own else lambda key: np.zeros(sizes[key], np.float32),
                                   self.session.transport.total)
 

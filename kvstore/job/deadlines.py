@@ -60,7 +60,7 @@ class Deadlines:
 
     def waiting_for(self, what: str, timeout_s: float, who: str = "another worker or a server is late, stopped or "
                     "unreachable") -> ContextManager[None]:
-        """The same for what waits for other processes; `who` may be to blame."""
+        """`within` for a wait for other processes; `who` says who may be to blame."""
         return self.within(timeout_s, f"{what} was not over within {timeout_s:g} s: {who}. Check that all are alive, "
                            "or raise `timeout_s`")
 

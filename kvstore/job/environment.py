@@ -58,7 +58,7 @@ def lost_workers() -> Set[int]:
 
 
 def absent_workers() -> Set[int]:
-    """The lost ones in whose place no worker has joined (`odsgd join`)."""
+    """Those of `lost_workers` in whose place no worker has joined (`odsgd join`)."""
     absent: Set[int] = set()
     for line in _losses_and_joins():
         (absent.discard if line.startswith("+") else absent.add)(int(line))
@@ -66,7 +66,7 @@ def absent_workers() -> Set[int]:
 
 
 def _losses_and_joins() -> List[str]:
-    """A line each, in their order: the rank, with a plus sign where a worker has joined."""
+    """The lines of the file ODSGD_LOST, oldest first: the rank of a lost worker, or `+` and the rank of a joiner."""
     path = os.environ.get("ODSGD_LOST")
     if not path:
         return []
@@ -76,7 +76,7 @@ def _losses_and_joins() -> List[str]:
 
 
 def joined() -> int:
-    """Which worker this is of those that have joined its job while it ran, from 1 on; 0: it began with the job.
+    """This worker's number among the workers that have joined the running job, from 1 on; 0: it began with the job.
 
     It takes no part in sums over the workers: nobody waits for it there.
     """

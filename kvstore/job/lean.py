@@ -12,7 +12,7 @@ import types
 from typing import Any, Callable, Optional
 
 EXTRAS = ("bokeh", "cv2", "pandas", "scipy", "sklearn")
-"""MXNet does without these, where they are not there."""
+"""Packages that MXNet can do without."""
 LATER = ("mxnet.contrib.onnx", "mxnet.contrib.quantization", "mxnet.contrib.text", "mxnet.test_utils", "requests")
 """Modules that are imported when somebody asks them for something."""
 

@@ -76,7 +76,7 @@ class Worker:
     lr_given: float  # the trainer's learning rate before any schedule
     local_optimizer: Optional[Update]  # the optimizer of `Method.local_optimizer`
     update: Optional[Update]  # U, where the worker applies the global optimizer itself: on a ring
-    begun: int  # iterations that the run had behind it when this worker began
+    begun: int  # iterations that the run had done when this worker began
     w_local: InitVar[Array]
 
     def __init_subclass__(cls, **arguments: Any) -> None:

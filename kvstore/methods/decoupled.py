@@ -35,7 +35,7 @@ Reading: an evaluation asks as a worker does, and a round that stays open is no 
 travels with a push is w_m. RDA is for all tensors (each a bucket of its own); the paper's embeddings take the mean.
 Replay: a file of `store.rounds()` lets every round close and answer as it says however fast workers are: the same bits.
 Readings of `diloco` on BatchNorm, momentum and fragments hold here. A worker that is lost costs its own last H steps,
-and one that joins begins at the global weights there are.
+and a worker that joins begins at the newest global weights.
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, which open rounds are not in.
 """
 from collections import deque

@@ -66,7 +66,7 @@ class ImmediateOptimizer(Applied):
     """U on a server, whose one thread would wait for the update anyway."""
 
     def bind(self, w: NDArray, grad: NDArray, size: Optional[int] = None) -> Tuple[np.ndarray, np.ndarray]:
-        """Weights and gradient of the push that is handled now, the first `size` floats; as a rule sees them."""
+        """Take weights and gradient of the push that is handled now; a rule sees their first `size` floats."""
         self._bound, self._seen = (w, grad, size), (engine.memory(w)[:size], engine.memory(grad)[:size])
         return self._seen
 

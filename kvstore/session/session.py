@@ -366,8 +366,8 @@ class Session:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does the work of one: worker 0, or the lowest rank that the job has not lost; none that
-        has joined later."""
+        """Whether this worker does the work that one worker does for all: worker 0, or the lowest rank that the job has
+        not lost. A worker that has joined later never leads."""
         mine, lost = self.transport.worker_rank, lost_workers()
         others = (rank for rank in range(self.transport.num_workers) if rank == mine or rank not in lost)
         return not joined() and mine == next(others)

@@ -1,9 +1,9 @@
 """Workers without servers over torch.distributed, with gloo: under ``torchrun``, in a process group that is there
 already, and under ``odsgd launch`` where there is no MPI.
 
-On a ring a bucket's sum is an allreduce of gloo's. Where workers own parts, each sends every other one the block of
-that one's, adds what comes in the order of an MPI ring, and later sends its updated part to all. All workers begin the
-sums in the order of their scripts' calls, whatever the order in which gradients appear.
+On a ring a bucket's sum is an allreduce of gloo's. Where workers own parts, each worker sends each other worker the
+block which that worker owns, adds the blocks that it gets in the order of an MPI ring, and later sends its updated part
+to all. All workers begin the sums in the order of their scripts' calls, whatever the order in which gradients appear.
 """
 import importlib.util
 import itertools
@@ -39,11 +39,11 @@ LATER = timedelta(minutes=1)
 """By which torch.distributed waits longer than a store, so that it is the store that says what is late."""
 LATE = "another worker is late, stopped or unreachable, or has taken fewer steps and left"
 NOTHING = (0, 0.0)
-"""Number and longest time of the awaited exchange where none is awaited."""
+"""`_Line._awaited` (number and timeout of the exchange that is awaited) while no exchange is awaited."""
 MOST_TAGS = 2 ** 30
 
 Pair = Tuple[int, np.ndarray, np.ndarray]
-"""Another worker, what it gets, and where what it sends belongs; empty arrays do not travel."""
+"""Another worker's rank, the array to send to it, and the array to receive into; empty arrays are not sent."""
 
 
 def there() -> bool:
@@ -53,7 +53,9 @@ def there() -> bool:
 
 
 def instead_of_mpi() -> bool:
-    """Whether workers of this job that send to each other do it here: they can, and have begun to or lack MPI."""
+    """Whether workers of this job exchange over gloo and not MPI: the script has begun a process group, or the job's
+    environment describes one and mpi4py is not installed.
+    """
     return torch.distributed.is_initialized() or ("MASTER_ADDR" in os.environ
                                                   and importlib.util.find_spec("mpi4py") is None)
 
@@ -144,7 +146,7 @@ TRANSPORTS = {"ring": GroupRing, "sharded": GroupSharded}
 
 
 class _Line:
-    """Exchanges in a group of their own, begun in the order in which they were asked for, and ended in it."""
+    """A sequence of exchanges in a process group of its own. They begin and end in the order of `ask`."""
 
     def __init__(self, what: str, group: Any) -> None:
         self._dist, self._what, self._group = torch.distributed, what, group
@@ -205,7 +207,7 @@ class _Line:
 
 
 class _Group:
-    """What the stores of a process share that are in one process group."""
+    """What all stores of this process that use one process group share."""
 
     def __init__(self, timeout_s: float, group: Any) -> None:
         dist, self._timeout_s = torch.distributed, timeout_s
@@ -235,7 +237,7 @@ class _Group:
                                 "that all are alive and run the same script")
 
     def line(self, what: str) -> _Line:
-        """The one for this, made when it is first asked for. Collective then; waits."""
+        """The line of this name. The first call makes it, which is collective and waits."""
         if what not in self._lines:
             with self._meeting():
                 self._lines[what] = _Line(what, self._new())

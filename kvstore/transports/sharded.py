@@ -20,7 +20,8 @@ from kvstore.transports.rounds import Messages, Pair, Round, allgather, owned, r
 Cuts = Sequence[int]
 """Where the blocks of a bucket begin and end, one block per worker."""
 Halves = Tuple[Callable[[NDArray, NDArray, engine.Done], None], Callable[[NDArray, engine.Done], None]]
-"""What begins an exchange: of an array and this worker's part of the sum; then of the array that all parts go to."""
+"""The functions that begin an exchange's halves, the first with an array and this worker's part of the sum, the second
+with the array that all parts go to."""
 
 
 def cuts(buckets: Sequence[Bucket], num_workers: int, whole: bool) -> Dict[int, Cuts]:

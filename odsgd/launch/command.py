@@ -106,7 +106,7 @@ def _why_closed(job: plan.Job, training: Union[TrainConfig, StandIn, None]) -> s
     if job.launcher in AGENTS_CALL:
         return f"its launcher is {job.launcher}, which starts all workers together; join takes --launcher local or ssh"
     if job.secure:
-        return "--secure opens its tunnels for the processes of the start alone"
+        return "--secure opens tunnels only for the processes that begin with the job"
     if not plan.on_sockets(job):
         return "its workers meet by ps-lite or MPI, which take nobody in later; launch it with --wire sockets"
     if job.on_worker_loss != "continue":

@@ -143,8 +143,8 @@ class LayerTimes(_Checked):
     speeds: Dict[int, float] = option({}, _table(integer(0), real(above=0)), "workers that are faster or slower than "
                                       "the others: worker, and the factor on its speed")
     failures: Optional[Tuple[float, float]] = option(
-        None, FAILURES, "how long a worker computes until it fails, and is away then, on average (both exponential); "
-        "where an asynchronous store takes weights, it comes back with the servers'", otherwise="none fails")
+        None, FAILURES, "mean times for which a worker computes until it fails, and is away then (both exponential); "
+        "where an asynchronous store takes weights, it comes back with the servers' weights", otherwise="none fails")
     processor: float = option(0, TIME, "of a worker's host, for an iteration of both passes; counts where there are "
                               "`cores`")
 

@@ -3,7 +3,7 @@
     odsgd launch -n 2 -s 1 scripts/examples/ddp_torch.py
     torchrun --nproc-per-node 2 scripts/examples/ddp_torch.py
 
-Four lines are `# new`, or another one than before: above them it `# was:`.
+Four lines differ from the original. Added ones end in `# new`; above a changed one, `# was:` has the old line.
 """
 import os
 

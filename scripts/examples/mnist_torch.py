@@ -3,7 +3,7 @@
     odsgd launch -n 2 -s 1 scripts/examples/mnist_torch.py
     torchrun --nproc-per-node 2 scripts/examples/mnist_torch.py
 
-Five lines are `# new`, or another one than before: above them it `# was:`.
+Five lines differ from the original. Added ones end in `# new`; above a changed one, `# was:` has the old line.
 """
 import torch
 from sklearn.datasets import load_digits

@@ -70,7 +70,7 @@ def survey(first: int, count: int, image: Image, again_every: int) -> int:
 
 
 def survey_runs(what: str, first: int, count: int, start: Callable[[int], Any]) -> int:
-    """The same for histories of another kind."""
+    """`survey` for histories of another kind, which `start` runs by seed."""
     began, failed, hits = time.process_time(), 0, 0
     for seed in range(first, first + count):
         run = start(seed)

@@ -346,12 +346,13 @@ class Trial:
         return self.among(results.read(folder / self.file))
 
     def among(self, found: Mapping[Key, Result]) -> Optional[Result]:
-        """The same of what stands in its file."""
+        """The same, from the results of its file, which have been read."""
         result = found.get(self.key)
         return result if result and not self.otherwise(result) else None
 
     def otherwise(self, result: Result) -> str:
-        """In which option its result was made otherwise than it is declared now; empty: in none."""
+        """A sentence on the first option whose value in the result is not the one declared now; empty if there is none.
+        """
         asked = self.asked
         for part in ("options", "cluster"):
             for key in sorted({*asked[part], *result.asked[part]}):
@@ -388,7 +389,7 @@ def named(names: Sequence[str]) -> List[Item]:
 
 
 def read_paper(path: Path) -> Paper:
-    """The declarations in any file. That what they name is there is for a test to say, tests/test_reproduce.py."""
+    """The declarations in any file. tests/test_reproduce.py checks that whatever they name exists."""
     paper = _made(Paper, read_yaml_file(str(path)), f"`{path}`", name=path.stem)
     written: Mapping[str, Any] = paper.items
     for key, value in written.items():

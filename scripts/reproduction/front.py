@@ -28,7 +28,9 @@ of those at the edge may be chance. A table shows the comparison that decides a 
 ✓ a claim holds; ✗ it does not; ? cannot be told. Of times, which are those of a simulated cluster: ✓ reproduced in the
 simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cannot fail there. The *size* is the share of
 the paper's training that our runs have, by examples. A verdict at a few per cent is one about the beginning of a
-training, which is where a delay costs most. What has a plan of seeds is told when all its runs are there.""".replace(
+training, which is where a delay costs most. A claim with a plan of seeds is decided when all planned runs are there.
+
+A number with × is a quotient of the two cells that are named, any other a difference between them in points.""".replace(
     "95%", "95 %")
 
 LEAD = """\
@@ -58,7 +60,7 @@ def page(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     papers = [paper for paper in papers if paper.name != BEYOND]
     parts = ["# The papers' tables and figures", *_lead([one for all_of in every.values() for one in all_of], loaded),
              f"Methods of all papers beside each other, which is in none of them: [beyond the papers]"
-             f"({BEYOND}.md).", _counts(papers, every), "## How to read these pages", HOW_TO_READ]
+             f"({BEYOND}.md). This table counts the claims of the papers alone:", _counts(papers, every), "## How to read these pages", HOW_TO_READ]
     for paper in papers:
         parts += _paper(paper, every[paper.name], loaded[paper.name])
     return "\n\n".join([*parts, *_plan(papers, loaded), *_items(papers, loaded)]) + "\n"
@@ -97,7 +99,8 @@ def _known(one: Ruled, loaded: Mapping[str, Runs]) -> str:
     size = _share(one, loaded[one.paper.name])
     at = f" at {size} of the training" if size else ""
     paper = f", the paper {words.number(finding, finding.paper)}" if finding.paper is not None else ""
-    return f"{says}{certain} ({one.link}: {words.interval(finding)}{at}{paper})"
+    of = f"{finding.name}: " if len(one.claim.tests) > 1 else ""
+    return f"{says}{certain} ({one.link}: {of}{words.interval(finding)}{at}{paper})"
 
 
 def _counts(papers: Sequence[Paper], every: Mapping[str, Sequence[Ruled]]) -> str:
@@ -132,13 +135,20 @@ def intervals(paper: Paper, runs: Runs) -> List[str]:
 
 
 def _row(one: Ruled, runs: Runs) -> List[str]:
-    finding, tests = one.found.decisive, len(one.claim.tests)
+    finding = one.found.decisive
     numbers = ["", one.found.missing] if finding is None else [
-        words.number(finding, finding.paper), words.interval(finding) + (f", worst of {tests}" if tests > 1 else "")]
+        words.number(finding, finding.paper), f"{words.interval(finding)}{_which(one, finding)}"]
     size = [_share(one, runs)] if one.claim.about == "learning" else []
     certain = " (certain)" if one.claim.certain and one.found.verdict == HOLDS else ""
     return [f"{one.link}: {one.claim.says}", *numbers, *size, str(finding.estimate.seeds if finding else 0),
             words.SIGNS[one.found.verdict] + certain]
+
+
+def _which(one: Ruled, finding: Tested) -> str:
+    """Which comparison that is, of several, and how many of the planned runs are there."""
+    tests = len(one.claim.tests)
+    worst = f", worst of {tests}: {finding.name}" if tests > 1 else ""
+    return worst + (f"; plan: {one.found.lacks}" if one.found.lacks else "")
 
 
 def _share(one: Ruled, runs: Runs) -> str:
@@ -175,8 +185,8 @@ def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
             seeds = loaded[paper.name].get((trial.item.name, trial.scale.name), {}).get(trial.cell.name, {})
             name = f"[{paper.title}, {trial.item.title}]({paper.name}.md#{trial.item.name})"
             counts.setdefault((turn, name, trial.scale.name), []).append(trial.seed in seeds)
-    return ["## The plan of seeds", "What is to run, in this order, written down before the runs. A claim is told at a "
-            "scale with a plan when all runs that are planned for its cells are there, and by these alone.",
+    return ["## The plan of seeds", "What is to run, in this order, written down before the runs. At a scale with a "
+            "plan, the planned runs of a claim's cells decide it, once all are there, and no other runs.",
             piped([["turn", "runs of", "scale", "there", "planned"], *(
                 [f"{turn:g}", name, scale, str(sum(there)), str(len(there))]
                 for (turn, name, scale), there in sorted(counts.items()))], right="")]

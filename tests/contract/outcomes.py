@@ -27,7 +27,7 @@ TRANSPORTS = {**INPROCESS, **VIRTUAL, **PS_LITE, **SOCKETS}
 WITH_CODECS = {**INPROCESS, **PS_LITE, **SOCKETS}
 WITH_PARTS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
 RINGS = {**VIRTUAL, **WITH_PARTS}
-#: Where the long ones do: several workers may come apart, or both are compared.
+#: Where the scenarios of LONG run: with several workers, which may come apart, or where two transports are compared.
 LASTING = ("in process 2", "in process 3", "MPI 2", "MPI 3")
 #: Where every scenario runs; elsewhere a few do, which tell whether that transport's own way is right.
 EVERYTHING = (*INPROCESS, "ps-lite 2+1", "MPI 2")

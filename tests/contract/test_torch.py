@@ -80,7 +80,7 @@ def test_pytorch_follows_the_paper(transport: str, kind: str) -> None:
 
 
 def test_parts_over_gloo_have_the_bits_of_one_process() -> None:
-    """Which are MPI's (tests/contract/test_sharded.py). Three workers: a sum has several orders."""
+    """MPI has the same bits (tests/contract/test_sharded.py). Three workers, since their sum has several orders."""
     for mine, its in zip(by_torch("gloo 3", "sharded"), by_torch("in process 3", "sharded")):
         assert len(its) > 20
         for part in its:

@@ -20,7 +20,9 @@ def join(launch: Launch) -> "subprocess.CompletedProcess[str]":
 
 
 def began(launch: Launch, name: str) -> int:
-    """After how many iterations a joiner began, once it trains, by the weights of the others."""
+    """Wait until a joiner trains, and check that it began at the weights of the others. Returns how many iterations the
+    job had done before the joiner's first.
+    """
     launch.wait_for(f"odsgd launch: {name} has joined", f"{name} | trains on")
     found = [re.match(rf"{name} \| began at (\S+) after (\d+) iterations", line) for line in launch.output]
     (weights, iteration), *_ = [one.groups() for one in reversed(found) if one]

@@ -70,8 +70,8 @@ class Optimizer(torch.optim.Optimizer):
     optimizer
         SGD, Adam, AdamW, RMSprop, Adagrad or Adadelta of torch.optim, new, on parameters of `model`
     model
-        whose weights and buffers become worker 0's here; one that ``torch.compile`` has returned as well, or one in
-        DistributedDataParallel, which exchanges nothing from here on
+        its weights and buffers become worker 0's here; it may also be what ``torch.compile`` has returned, or be in
+        DistributedDataParallel, which then exchanges nothing from here on
     store
         made by `odsgd.torch.create`, one for each model; where its method takes weights (`diloco`), `optimizer` may be
         any of PyTorch's, and it takes the steps itself (`stepping.Stepping`)
@@ -286,7 +286,7 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict(saved)
 
     def _silence(self, wrapper: torch.nn.parallel.DistributedDataParallel) -> torch.nn.Module:
-        """Its model; what it would do under its own `no_sync` it does from here on, and its `no_sync` is ours."""
+        """The wrapped model. From here on the wrapper behaves as under its own `no_sync`; its `no_sync` is now ours."""
         if wrapper.static_graph:
             raise ConfigError("the model is in DistributedDataParallel with static_graph=True, which exchanges "
                               "gradients in any case; leave static_graph out")
@@ -302,7 +302,7 @@ class Optimizer(torch.optim.Optimizer):
         self._watch_shards()
 
     def _watch_shards(self) -> None:
-        """Let a model of FSDP's gather its weights anew in each forward pass, since its root may hold those of before.
+        """Let an FSDP model gather its weights anew in each forward pass, since its root may still hold older weights.
         """
         sharded = list(_those_in(self._model, "FSDPModule"))
 

@@ -36,8 +36,8 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "f
 def create(name: str, transport: Union[str, Transport, None] = None, group: Any = None, **options: Any) -> "TorchStore":
     """Make a store for `odsgd.torch.Optimizer`; arguments as for `kvstore.create`.
 
-    Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's; `group`: those of
-    this one, whose processes alone are then the workers.
+    Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's. With `group` they
+    are this group's, and its processes alone are the workers.
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """
     return TorchStore(*choice.checked(name, transport, options, functools.partial(connect, group=group)))

@@ -35,7 +35,7 @@ class Agents:
     """Calls `heard` with an agent's messages, `show_line` with a line that a starter has printed (whose, text, stream),
     and `host_lost` with a host, its processes, the reason and the last lines.
 
-    Invariant: an agent that has gone before it said that nothing is left is reported as lost, once.
+    Invariant: an agent that ends without having said that no process is left is reported as lost, exactly once.
     """
 
     def __init__(self, job: Job, plan: Plan, heard: Callable[[AgentConnection, Sequence[Message]], object],

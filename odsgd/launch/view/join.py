@@ -13,8 +13,8 @@ def main(argv: List[str]) -> int:
     """Ask the launcher, and say which worker it has started."""
     parser = Parser("; `odsgd join --help` says how", prog="odsgd join",
                     description="Start another worker of a running job, in the place of one that is lost or was left "
-                    "out by `odsgd launch --spare`. It takes the job's weights and begins; no other worker stops. On "
-                    "the machine and as the user that launched the job, which trains with `decoupled` or "
+                    "out by `odsgd launch --spare`. It takes the job's weights and begins; no other worker stops. Run "
+                    "this on the machine and as the user that launched the job. The job trains with `decoupled` or "
                     "`async_diloco` on sockets, with --on-worker-loss continue.")
     parser.add_argument("job", metavar="RUN-or-JOB", nargs="?",
                         help="the folder of its run, or the number of its launcher's process; may be left out where "
@@ -27,7 +27,7 @@ def main(argv: List[str]) -> int:
         time.sleep(0.1)
         started = _joiners(job)[len(before):]
         if started:
-            print(f"{started[0]} of job {job} starts; its launcher says how it fares")
+            print(f"{started[0]} of job {job} starts; the job's launcher says when it has joined")
             return 0
     raise ConfigError(f"job {job}: its launcher has not answered for {ANSWERED_WITHIN_S:g} s; is it stopped?")
 

@@ -46,7 +46,7 @@ OF_SERVERS: Dict[str, Dict[str, List[Tuple[str, str]]]] = {
     "a worker killed between the two sums of a gathering left a text of zeros": {
         "kvstore.job.agreement": [('text.tobytes().decode() if text.all() else ""', "text.tobytes().decode()")]},
 }
-"""Those that `exchanges` has to find."""
+"""The defects that `exchanges` has to find."""
 
 
 def image(what: str) -> Image:

@@ -129,7 +129,7 @@ class Run:
     # What must hold
 
     def _took(self, rank: int, step: int, key: int, w: np.ndarray, version: int) -> None:
-        """Each push is in the weights once; a worker's own are, and of the others those up to some step."""
+        """Each push is in the weights once: all of this worker's own, and those of each other one up to some step."""
         where = f"worker {rank}, step {step}, bucket {key}, version {version}"
         counts = (-w).reshape(self.num_workers, self.steps)
         up_to = counts.sum(axis=1).astype(int)
@@ -154,7 +154,7 @@ class Run:
         self.world.after(0.05, lambda: self.done.__setitem__(rank, process.code if process.code is not None else -9))
 
     def _judge(self) -> None:
-        """Who was not hit ends, and well, as long as no other was killed that the job cannot go on without."""
+        """A worker that was not hit ends with 0, unless a process was killed without which the job cannot go on."""
         killed = [fault.partition(":")[0].split() for fault in self.faults if fault.startswith("kill")]
         hit = {int(rank) for _, role, rank in killed if role == "worker"}
         fatal = [one for one in killed if one[1] == "server" or not self.asynchronous or "early" in self.faults]
@@ -232,7 +232,7 @@ class Run:
             self.world.after(3.0, functools.partial(process.signal, 15))
 
     def _stranger(self, process: Process) -> int:
-        """Calls everybody who listens here, and says what no process of the job would."""
+        """Connect to all listeners of this host, and send bytes that no process of the job would send."""
         for at in list(process.host.listeners):
             connection = _call(process, at)
             if connection and self.draw.random() < 0.7:

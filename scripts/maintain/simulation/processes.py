@@ -254,7 +254,7 @@ class Socket:
         process.install(file, self._fd)
 
     def connect(self, address: Any) -> None:
-        """Of a datagram's socket: nothing is sent. A stream's: to the one who listens there."""
+        """A datagram socket sends nothing. A stream socket is connected to the listener at `address`."""
         here = stdlib.world.call().host
         if isinstance(address, str):
             self._becomes(_dialled(here, here, address, self._timeout_s))
