@@ -338,7 +338,8 @@ def test_both_twins_of_opencv_have_the_same_bounds() -> None:
 
 def test_the_message_without_mxnet_offers_the_extras_that_exist() -> None:
     text = (ROOT / "kvstore/engine/_mxnet.py").read_text()
-    extras = set(packaging()["extras_require"]) - {"mpi", "plot", "torch", "board", "pytest", "test", "check", "docs"}
+    others = {"mpi", "plot", "torch", "trainers", "board", "pytest", "test", "check", "docs"}
+    extras = set(packaging()["extras_require"]) - others
     assert {"cpu", "cu112"} < extras
     assert [extra for extra in sorted(extras) if extra not in text] == []
 

@@ -30,7 +30,8 @@ simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cann
 the paper's training that our runs have, by examples. A verdict at a few per cent is one about the beginning of a
 training, which is where a delay costs most. A claim with a plan of seeds is decided when all planned runs are there.
 
-A number with × is a quotient of the two cells that are named, any other a difference between them in points.""".replace(
+A number with × is a quotient of the two cells that are named; any other is a difference between them, in points.\
+""".replace(
     "95%", "95 %")
 
 LEAD = """\
@@ -60,7 +61,8 @@ def page(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     papers = [paper for paper in papers if paper.name != BEYOND]
     parts = ["# The papers' tables and figures", *_lead([one for all_of in every.values() for one in all_of], loaded),
              f"Methods of all papers beside each other, which is in none of them: [beyond the papers]"
-             f"({BEYOND}.md). This table counts the claims of the papers alone:", _counts(papers, every), "## How to read these pages", HOW_TO_READ]
+             f"({BEYOND}.md). This table counts the claims of the papers alone:", _counts(papers, every),
+             "## How to read these pages", HOW_TO_READ]
     for paper in papers:
         parts += _paper(paper, every[paper.name], loaded[paper.name])
     return "\n\n".join([*parts, *_plan(papers, loaded), *_items(papers, loaded)]) + "\n"

@@ -29,7 +29,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from kvstore.errors import ConfigError, shown
 from odsgd.config.files import read_text
@@ -47,7 +47,7 @@ ROWS = 60
 Key = Tuple[str, str, str, int]
 """Item, scale, cell and seed."""
 
-refused: List[str] = []
+refused: Set[str] = set()
 """Lines that do not count, of all that this process has read: where each stands, and why."""
 
 
@@ -160,7 +160,7 @@ def read(path: Path) -> Dict[Key, Result]:
 def refuse(line: str) -> None:
     """Say on stderr, once, that a line does not count."""
     if line not in refused:
-        refused.append(line)
+        refused.add(line)
         print(f"refused: {line}", file=sys.stderr)
 
 
