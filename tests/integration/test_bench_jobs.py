@@ -80,4 +80,4 @@ def test_a_job_measures_links_and_messages(tmp_path: Path) -> None:
     assert set(values["links"]) == {"goodput", "latency", "message", "processor"}
     # A line through four times; where a busy machine bends it, it is laid through 0 (`processor.price`).
     assert 0 <= cluster.server.message < 0.1 and 0 <= cluster.worker.message < 0.1
-    assert cluster.server.message + cluster.server.receive > 0
+    assert cluster.server.update > 0
