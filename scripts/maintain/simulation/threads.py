@@ -222,9 +222,9 @@ class Pool:
         results: List[Any] = []
         for index, item in enumerate(items):
             results.append(None)
-            self._threads.append(Thread(target=self._do, args=(results, index, function, item)))
-        for thread in self._threads:
+            thread = Thread(target=self._do, args=(results, index, function, item))
             thread.start()
+            self._threads.append(thread)  # not one that a signal kept from starting: nobody could join it
         for thread in self._threads:
             thread.join()
         return iter(results)
