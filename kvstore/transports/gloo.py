@@ -54,10 +54,11 @@ def there() -> bool:
 
 def instead_of_mpi() -> bool:
     """Whether workers of this job exchange over gloo and not MPI: the script has begun a process group, or the job's
-    environment describes one and mpi4py is not installed.
+    environment describes one and mpi4py is not installed. Never with `--secure`, which protects MPI's messages alone.
     """
-    return torch.distributed.is_initialized() or ("MASTER_ADDR" in os.environ
-                                                  and importlib.util.find_spec("mpi4py") is None)
+    begun = torch.distributed.is_initialized()
+    return not environment.secure() and (begun or ("MASTER_ADDR" in os.environ
+                                                   and importlib.util.find_spec("mpi4py") is None))
 
 
 class GroupTransport(Transport):
@@ -69,8 +70,10 @@ class GroupTransport(Transport):
 
     def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if traffic.has_codec:
+            instead = "make the store before `init_process_group`" if environment.launched() and not self._group.ours \
+                else "start the job by `odsgd launch -s 0`"
             raise ConfigError(f"codec `{traffic.codec}` over torch.distributed, where floats are summed as they are; "
-                              "leave it out, or start the job by `odsgd launch -s 0` where mpi4py is installed")
+                              f"leave it out, or {instead} where mpi4py is installed")
         return on_ring(parameters, traffic, self._group.keys, self.num_workers)
 
     def total(self, array: np.ndarray) -> np.ndarray:
@@ -135,11 +138,6 @@ class GroupSharded(GroupTransport, Owner):
     def _give(self, line: "_Line", number: int, pairs: Sequence[Pair], done: engine.Done) -> None:
         pulse.nbytes += sum(out.nbytes for _, out, _ in pairs)
         line.give(number, self._timeout_s, partial(line.swap, number, pairs), done)
-
-    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
-        whole = np.zeros(bucket.size, np.float32)
-        whole[self.part(bucket)] = mine
-        return self.total(whole)
 
 
 TRANSPORTS = {"ring": GroupRing, "sharded": GroupSharded}
@@ -212,11 +210,13 @@ class _Group:
     def __init__(self, timeout_s: float, group: Any) -> None:
         dist, self._timeout_s = torch.distributed, timeout_s
         self._dist = dist
-        self._ours = not dist.is_initialized()
+        self.ours = not dist.is_initialized()
         check_job()
+        if environment.secure():
+            raise ConfigError("--secure protects no messages of torch.distributed; leave out `group`, or --secure")
         connecting()
         with self._meeting():
-            if self._ours:
+            if self.ours:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
             self._ranks = None if group is None else dist.get_process_group_ranks(group)
             self._totals = self._new()
@@ -226,6 +226,8 @@ class _Group:
         environment.shorten_switch_interval()
         report("joined")
         ending.end_well(self._leave)
+        if group is None and environment.launched():
+            _check_place(self.worker_rank, self.num_workers)
         software.compare(self)
 
     def _new(self) -> Any:
@@ -256,9 +258,18 @@ class _Group:
     def _leave(self) -> None:
         engine.wait_all()
         self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
-        if self._ours:
+        if self.ours:
             self._dist.destroy_process_group()
         report("done", at=pulse.at)
+
+
+def _check_place(worker_rank: int, num_workers: int) -> None:
+    """The process group must be the launcher's job."""
+    rank, size = os.environ["ODSGD_WORKER_RANK"], os.environ["DMLC_NUM_WORKER"]
+    if (rank, size) != (str(worker_rank), str(num_workers)):
+        raise ConfigError(f"the process group's rank {worker_rank} of {num_workers} is worker {rank} of {size} of the "
+                          "job; begin the group by `init_process_group(\"gloo\")` alone, which takes both from the "
+                          "job, or make the store before it")
 
 
 def _checked(array: NDArray, check: Optional[Check]) -> np.ndarray:

@@ -112,6 +112,27 @@ def test_workers_with_different_models_are_told_what_differs(tmp_path: Path) -> 
         assert re.search(line, done.stderr), line
 
 
+BEGUN = """
+import sys, torch
+import odsgd.torch as od
+alone = {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
+torch.distributed.init_process_group("gloo", **(alone if "alone" in sys.argv else {}))
+store = od.create("dsync", codec="quantize")
+optimizer = od.Optimizer(torch.optim.SGD((model := torch.nn.Linear(8, 4)).parameters(), 0.1), model, store)
+model(torch.ones(1, 8)).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("words, line", [
+    ("alone", r"the process group's rank 0 of 1 is worker [01] of 2 of the job; begin the group by .*"),
+    ("", "codec `quantize` over torch.distributed, .* make the store before `init_process_group` where mpi4py .*")])
+def test_a_group_that_the_script_has_begun_is_the_job_and_sends_plain_floats(words: str, line: str,
+                                                                             tmp_path: Path) -> None:
+    done = launched(tmp_path, BEGUN, "-s", "0", words=[words])
+    assert done.returncode and re.search(f"^worker [01] \\| worker [01]: {line}", done.stderr, re.M), done.stderr
+
+
 WRONG = """
 import os, sys, time, torch
 words = sys.argv[1:]
