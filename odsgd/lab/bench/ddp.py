@@ -22,7 +22,6 @@ def wrapped(model: Any, options: Dict[str, Any]) -> Tuple[Any, Any]:
 
 def main(file: str) -> None:
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ.get("FI_TCP_IFACE", "")  # the agent has found it for MPI
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method="file://" + spec["folder"] + "/rendezvous",
                                          rank=int(os.environ["ODSGD_WORKER_RANK"]),

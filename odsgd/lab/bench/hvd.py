@@ -62,7 +62,8 @@ def join(folder: Path, rank: int, num_workers: int) -> None:
     settings: Any = {"HOSTNAME": f"host{rank}", "RANK": rank, "SIZE": num_workers, "LOCAL_RANK": 0, "LOCAL_SIZE": 1,
                      "CROSS_RANK": rank, "CROSS_SIZE": num_workers, "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo",
                      "GLOO_RENDEZVOUS_ADDR": host, "GLOO_RENDEZVOUS_PORT": port_text,
-                     "GLOO_IFACE": os.environ.get("FI_TCP_IFACE", ""), "GLOO_TIMEOUT_SECONDS": int(LATE_S)}
+                     "GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", ""),
+                     "GLOO_TIMEOUT_SECONDS": int(LATE_S)}
     os.environ.update({f"HOROVOD_{name}": str(value) for name, value in settings.items()})
     import horovod.mxnet as hvd
     hvd.init()
