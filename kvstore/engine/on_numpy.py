@@ -198,7 +198,7 @@ class Array(NDArrayOperatorsMixin):
     __slots__ = ("_buffer", "floats")
     context = None
     dtype = np.float32
-    __eq__, __hash__ = object.__eq__, object.__hash__
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
     def __init__(self, floats: np.ndarray, buffer: Optional[_Buffer] = None) -> None:
         self.floats, self._buffer = floats, _Buffer() if buffer is None else buffer

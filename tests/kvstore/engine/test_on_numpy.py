@@ -107,6 +107,11 @@ def test_a_child_has_an_engine_of_its_own() -> None:
     assert os.waitpid(child, 0)[1] >> 8 == 3 and array.asnumpy().tolist() == [0] * 10
 
 
+def test_an_array_differs_from_every_other_and_not_from_itself() -> None:
+    array = engine.zeros(2)
+    assert (array != array) is False and (array != engine.zeros(2)) is True
+
+
 def test_a_view_is_the_memory_itself() -> None:
     array = engine.zeros(10)
     engine.memory(array)[3] = 7
