@@ -7,4 +7,6 @@ from typing import Dict
 def now() -> Dict[str, float]:
     """When it is, CPU seconds of all threads, and the largest resident memory in MB."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return {"at_s": time.monotonic(), "cpu_s": used.ru_utime + used.ru_stime, "memory_mb": used.ru_maxrss / 1024}
+    with open("/proc/self/status", encoding="utf-8") as status:  # `ru_maxrss` may be that of the parent
+        peak_kb = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    return {"at_s": time.monotonic(), "cpu_s": used.ru_utime + used.ru_stime, "memory_mb": peak_kb / 1024}

@@ -264,6 +264,15 @@ def test_a_process_knows_what_it_used() -> None:
     assert after["cpu_s"] <= sum(os.times()[:2]) + 0.05
 
 
+def test_the_memory_of_a_process_is_not_its_parents() -> None:
+    child = "from usage import now; print(now()['memory_mb'])"
+    parent = ("import subprocess, sys; largest = b'1' * 200_000_000\n"
+              f"subprocess.run([sys.executable, '-c', {child!r}], check=True)")
+    told = subprocess.run([sys.executable, "-c", parent], cwd=ROOT / "odsgd/lab/bench", capture_output=True, text=True,
+                          timeout=60)
+    assert 1 < float(told.stdout) < 100, told
+
+
 def test_the_report_of_a_process_without_mxnet_names_the_version_that_its_workers_had() -> None:
     code = ("import sys; from odsgd.lab.bench import report; from odsgd.lab.bench.config import BenchConfig; "
             "assert 'mxnet' not in sys.modules; "
