@@ -23,6 +23,8 @@ def main(method: str, file: Path) -> None:
     H = int(file.with_suffix(".H").read_text())
     store = kvstore.create(method, H=H, momentum_outer=0.0, lr_outer=0.7, timeout_s=60)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+    alone = kvstore.create("local")  # the job has no part in it
+    assert alone.leads and alone.iteration == 0
     w = mx.nd.ones((2, 3)) * (100 if joined() else 1)
     store.broadcast("w", w, w)
     deadline = time.monotonic() + 200

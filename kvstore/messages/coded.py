@@ -126,6 +126,10 @@ class DirectBucket:
                                 f"expected {message.size}; all processes of a job must run the same version of odsgd")
         return message[:nbytes]
 
+    def renew_room(self, worker_rank: int) -> None:
+        """Another worker has this rank now, and the one before it may still write into its room."""
+        self._messages[worker_rank] = np.empty_like(self._messages[worker_rank])
+
     def add(self, worker_rank: int, header: np.ndarray) -> bool:
         """The worker's message is there. Whether `pushed` now is what the shard wants: one push, or all workers'."""
         if worker_rank in self._here:

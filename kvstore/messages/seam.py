@@ -115,6 +115,7 @@ class Transport:
 
     worker_rank: int
     num_workers: int
+    joins = False  # whether this worker joins by it a job that runs
     checks_all = False  # whether a worker checks all that it sends with on_nan `stop` and `skip`, too
     session_class: ClassVar[Any] = None  # the kind of `Session` that trains on it; None: the usual
     context: Any = None  # of the arrays that it asks for: MXNet's, or None, which is NumPy's

@@ -115,7 +115,7 @@ class AsyncDiLoCo(DiLoCo):
 
     @classmethod
     def admits(cls, options: Any) -> bool:
-        return True
+        return bool(options.codec_weights == "none")
 
     @classmethod
     def of_worker(cls, options: Any, worker_rank: int) -> Any:

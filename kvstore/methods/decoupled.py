@@ -141,7 +141,7 @@ class Decoupled(DiLoCo):
 
     @classmethod
     def admits(cls, options: Any) -> bool:
-        return options.replay is None  # the log says whom each round answered
+        return options.codec_weights == "none" and options.replay is None  # else all that was answered must be known
 
     @classmethod
     def fitted(cls, options: Any, parameters: int) -> Any:

@@ -15,7 +15,7 @@ from kvstore import methods
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError
 from kvstore.job.deadlines import deadlines
-from kvstore.job.environment import joined, joined_at, lost_workers
+from kvstore.job.environment import joined_at, lost_workers
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, in_fragments
 from kvstore.messages.finite import finite, names, skips
@@ -84,17 +84,15 @@ class Session:
         self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
         self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
-        if joined():
+        if transport.joins:
             self._check_admitted()
             self.resume(joined_at())
 
     def _check_admitted(self) -> None:
         """ConfigError if no worker may join a running job that trains so."""
-        options = self.method.options
-        coded = getattr(options, "codec_weights", "none") != "none"
-        if not self.method.admits(options) or options.uneven == "join" or coded:
+        if not self.method.admits(self.method.options):
             raise ConfigError(f"nobody can join a running job of `{self.method.name}` with these options: that takes "
-                              "`decoupled` or `async_diloco`, without replay, codec_weights and uneven=\"join\"")
+                              "`decoupled` or `async_diloco`, without replay and codec_weights")
 
     # -- before the first step -----------------------------------------------------------------------------------
 
@@ -349,7 +347,7 @@ class Session:
     @property
     def first_of_joiner(self) -> bool:
         """Whether this iteration's gradient was taken at weights that a worker made before it got those of its job."""
-        return joined() > 0 and self.step.t <= joined_at() + 1
+        return self.transport.joins and self.step.t <= joined_at() + 1
 
     def due(self) -> List[int]:
         """The fragments for which the method has its turn in this iteration."""
@@ -370,7 +368,7 @@ class Session:
         not lost. A worker that has joined later never leads."""
         mine, lost = self.transport.worker_rank, lost_workers()
         others = (rank for rank in range(self.transport.num_workers) if rank == mine or rank not in lost)
-        return not joined() and mine == next(others)
+        return not self.transport.joins and mine == next(others)
 
     def mean(self, array: np.ndarray) -> np.ndarray:
         """The mean over the workers that take part; one may be lost between two sums, not within one. Waits."""

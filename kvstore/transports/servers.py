@@ -39,7 +39,7 @@ class ParameterServers(Buffered):
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
         self._connection: Any = joining.shared(self.place, timeout_s, synchronous)
-        self._timeout_s = timeout_s
+        self._timeout_s, self.joins = timeout_s, environment.joined() > 0
         super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
@@ -74,7 +74,7 @@ class ParameterServers(Buffered):
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
-        if environment.joined():
+        if self.joins:
             self._take_up(setup)
         elif setup.traffic.own_connections or self._always_direct:
             self._set_up_direct(setup)

@@ -128,7 +128,7 @@ class Supervisor:
         self.judge = Judge(job, members, time.monotonic(), address)
         self.overview = Overview({member.name: member.host for member in members})
         self.status_file, self.missing_hosts = status_file, missing_hosts
-        self.joiners: List[str] = []  # workers that have been started since, in their order
+        self.joiners: Dict[str, str] = {}  # workers that have been started since, by the request for each
         self.checkpoint_seen = 0  # the last checkpoint that was looked at
         self.shown_at = self.began_at = time.monotonic()
         self.say_at_s = STARTING_SAID_S
@@ -208,6 +208,7 @@ class Supervisor:
             for lost in self.judge.take_lost():
                 self.agents.tell(messages.WorkersLost(lost.ranks))
                 self.console.say(lost.message)
+                self.shown_at = 0.0  # its place is empty for `odsgd join` from this line on
             for rank in self.judge.take_joined():
                 self.agents.tell(messages.WorkerJoined(rank))
                 self.console.say(f"worker {rank} has joined")
@@ -259,8 +260,9 @@ class Supervisor:
             return
         self.shown_at = now
         closed = places.why_closed(self.job.closed, self.plan, self.judge)
-        if self.status_file.take_request() and not closed:
-            self._let_join(now)
+        request = self.status_file.take_request()
+        if request and not closed:
+            self._let_join(request, now)
         status, text = {}, ""  # type: overview.Facts, str
         with self._guarded("the status line"):
             status = self.overview.status(now)
@@ -273,19 +275,22 @@ class Supervisor:
                 "status": status, "starting": starting, "out": self.overview.out(), "rows": self.overview.table(),
                 "closed": closed, "joiners": self.joiners})
 
-    def _let_join(self, now: float) -> None:
-        """Start a worker in the first empty place, by an agent of its own."""
-        process = places.first_empty(self.plan, self.judge)
+    def _let_join(self, request: str, now: float) -> None:
+        """Start a worker in an empty place, by an agent of its own."""
+        process = places.next_empty(self.plan, self.judge)
         assert process is not None
-        self.joiners.append(process.name)
+        self.joiners[request] = process.name
         process.env.update(ODSGD_JOINED=str(len(self.joiners)), ODSGD_JOINED_AT=str(self.judge.liveness.farthest))
         for agent in self.agents.all:
             agent.processes = [one for one in agent.processes if one.name != process.name]
         self.judge.joins(Member(process.name, process.role, process.host.address), now)
         self.overview.set_host(process.name, process.host.address)
-        self.agents.start(process)
         self.console.say(f"{process.name} starts on {process.host.address}, to join after iteration "
                          f"{self.judge.liveness.farthest}")
+        try:
+            self.agents.start(process)
+        except ConfigError as error:
+            self.judge.unstartable(process.name, str(error), now)
 
     def _guarded(self, what: str) -> ContextManager[None]:
         """For what only observes the job: its errors are shown, and do no harm."""

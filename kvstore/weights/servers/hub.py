@@ -4,6 +4,7 @@ One thread per connection receives. The thread whose message completes a round d
 server's commands and MXNet's loop take, too: they may touch the same arrays.
 """
 import collections
+import contextlib
 import functools
 import os
 import socket
@@ -47,6 +48,7 @@ class Hub:
         self._sums = OrderedSums(num_workers)
         self._arrays: Dict[int, Tuple[NDArray, NDArray, TrafficSettings]] = {}  # pushed and stored
         self._buckets: Dict[int, DirectBucket] = {}  # from their first weights on
+        self._connections: Dict[int, socket.socket] = {}  # by worker rank: of who has it now
         self._couriers: Dict[int, Courier] = {}  # by worker rank
         self._listener = courier.listen()
         at = self._listener.getsockname()
@@ -73,13 +75,22 @@ class Hub:
     def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
         with self._lock:  # nothing arrives before its way back is known
             if rank in self._couriers and rank in environment.lost_workers():  # another one has joined in its place
-                for waiting in self._waiting_fetches.values():
-                    waiting.pop(rank, None)
+                self._forget_worker(rank)
             elif rank in self._couriers or rank >= self._num_workers:
                 ending.die(f"a worker has called as worker {rank}, which is here already or not one of the job's "
                            f"{self._num_workers}; ODSGD_WORKER_RANK must be another number for each", EXIT_FAILURE)
-            arrived = functools.partial(self._arrived, rank)
-            self._couriers[rank] = Courier(connection, functools.partial(self._room, rank), arrived, lambda _: None)
+            self._connections[rank] = connection
+            self._couriers[rank] = Courier(connection, functools.partial(self._room, rank, connection),
+                                           functools.partial(self._arrived, rank, connection), lambda _: None)
+
+    def _forget_worker(self, rank: int) -> None:
+        """Hang up on a worker that was given up: it may still send."""
+        with contextlib.suppress(OSError):  # it has gone
+            self._connections.pop(rank).shutdown(socket.SHUT_RDWR)
+        for waiting in self._waiting_fetches.values():
+            waiting.pop(rank, None)
+        for bucket in self._buckets.values():
+            bucket.renew_room(rank)
 
     def _watch_for_lost_workers(self) -> None:
         while True:
@@ -95,7 +106,7 @@ class Hub:
             for rank in ranks:
                 self._couriers[rank].send(SUM, numbered(number), total)
 
-    def _room(self, rank: int, key: int, nbytes: int, sender_code: float) -> np.ndarray:
+    def _room(self, rank: int, connection: socket.socket, key: int, nbytes: int, sender_code: float) -> np.ndarray:
         if key < 0 and self._command is not None:
             return np.empty(nbytes, np.uint8)
         if key not in self._arrays:
@@ -106,10 +117,13 @@ class Hub:
                 raise ProtocolError(f"worker {rank} sent {nbytes} bytes as the weights of bucket {key}, expected "
                                     f"{w.nbytes}; all processes of a job must run the same version of odsgd")
             return w
-        return self._buckets[key].room(rank, nbytes)
+        room = self._buckets[key].room(rank, nbytes)
+        return room if self._connections.get(rank) is connection else np.empty_like(room)
 
-    def _arrived(self, rank: int, key: int, header: np.ndarray, message: np.ndarray) -> None:
+    def _arrived(self, rank: int, connection: socket.socket, key: int, header: np.ndarray, message: np.ndarray) -> None:
         with self._lock:
+            if self._connections[rank] is not connection:  # another one has joined in its place
+                return
             if key == COMMAND:
                 assert self._command is not None
                 answer = self._command(message.tobytes())

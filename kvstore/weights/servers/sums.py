@@ -63,14 +63,15 @@ class OrderedSums:
                                     "all workers make the same collective calls, in the same order")
 
     def take(self) -> Iterator[Tuple[int, List[int], np.ndarray]]:
-        """The sums that are complete by now, each with its ranks: all that the launcher has not given up."""
+        """The sums that are complete by now, each with the ranks that wait for it: the launcher has given up the
+        others, and who has joined in their place waits for no sum."""
         while self._next in self._parts:
             parts = self._parts[self._next]
             missing = self._all_workers - set(parts)
             if missing and missing - environment.lost_workers():
                 return
             del self._parts[self._next]
-            first, *others = ranks = sorted(parts)
+            first, *others = sorted(parts)
             total = sum((parts[rank] for rank in others), parts[first])
-            yield self._next, ranks, total.view(np.uint8)
+            yield self._next, sorted(set(parts) - environment.lost_workers()), total.view(np.uint8)
             self._next += 1

@@ -30,6 +30,7 @@ class Member:
     joined: bool = False
     hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
+    lost_at: float = 0.0  # when it was found to be lost
     joins: bool = False  # it came later, in the place of a lost one; the end of the job does not wait for it
     tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
 

@@ -153,6 +153,7 @@ class Judge:
 
     def unstartable(self, name: str, error: str, now: float) -> None:
         """The process could not even be started."""
+        self.liveness.ended(name)
         self._fail(Failure(self.members[name], f"could not be started: {error}"), now)
 
     def agent_signalled(self, host: str, names: Sequence[str], number: int, now: float) -> None:
@@ -319,13 +320,14 @@ class Judge:
         """Go on without the workers that have failed."""
         for failure in self.failures:
             for member in failure.members:
-                member.lost, member.joins = True, False
+                member.lost, member.joins, member.lost_at = True, False, now
             going = sum(not worker.absent for worker in self.workers)
             how = ("every other worker has finished" if self._workers_ended() else
                    f"the job goes on with {going} of {len(self.workers)} workers")
             text = failure.text
             if failure.member:
-                text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.how_it_ended[0]}"
+                reason = failure.text or failure.member.how_it_ended[0]
+                text = f"{failure.member.name} was lost ({failure.member.where}): {reason}"
             ranks = [member.rank for member in failure.members]
             self.newly_lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
         self.failures, self.failed_at = [], None

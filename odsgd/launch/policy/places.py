@@ -1,9 +1,11 @@
 """Places of a job's workers: which are empty, and who may join there while the job runs. No I/O.
 
 A job has as many places as `-n` says. One is empty from the start (`--spare`), or when its worker is lost. A worker
-that joins takes the first. Worker 0's is not given again: it has told the servers what to train.
+that joins takes one that nobody has had, else the one that was lost longest ago: the host of the last loss may still be
+down. Worker 0's is not given again: it has told the servers what to train.
 """
-from typing import List, Optional
+import math
+from typing import Optional
 
 from odsgd.launch.plan import Plan, Process
 from odsgd.launch.policy.judge import Judge
@@ -15,15 +17,13 @@ def why_closed(job_closed: str, plan: Plan, judge: Judge) -> str:
         return job_closed
     if not judge.all_joined:
         return "it is still starting; join it once it trains"
-    if first_empty(plan, judge) is None:
+    if next_empty(plan, judge) is None:
         return "no place is empty: each of its workers is there, or worker 0 is lost; launch it with --spare to grow"
     return ""
 
 
-def first_empty(plan: Plan, judge: Judge) -> Optional[Process]:
-    """The process of the first empty place."""
-    return next((one for one in _places(plan) if one.name not in judge.members or judge.members[one.name].absent), None)
-
-
-def _places(plan: Plan) -> List[Process]:
-    return [*plan.workers[1:], *plan.spare]
+def next_empty(plan: Plan, judge: Judge) -> Optional[Process]:
+    """The process of the empty place that the next worker takes."""
+    members = judge.members
+    empty = [one for one in (*plan.workers[1:], *plan.spare) if one.name not in members or members[one.name].absent]
+    return min(empty, key=lambda one: members[one.name].lost_at if one.name in members else -math.inf, default=None)

@@ -1,6 +1,6 @@
 """``odsgd join``: another worker for a running job, started and watched over by the launcher of that job."""
 import time
-from typing import List
+from typing import List, Optional
 
 from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
@@ -20,25 +20,25 @@ def main(argv: List[str]) -> int:
                         help="the folder of its run, or the number of its launcher's process; may be left out where "
                         "only one job runs")
     job = watch.found(parser.parse_args(argv).job)
-    before = _joiners(job)
-    status_file.ask(job)
+    _started(job, "")
     until = time.monotonic() + ANSWERED_WITHIN_S
-    while time.monotonic() < until:
-        time.sleep(0.1)
-        started = _joiners(job)[len(before):]
-        if started:
-            print(f"{started[0]} of job {job} starts; the job's launcher says when it has joined")
-            return 0
+    with status_file.requested(job) as request:
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            worker = _started(job, request)
+            if worker:
+                print(f"{worker} of job {job} starts; the job's launcher says when it has joined")
+                return 0
     raise ConfigError(f"job {job}: its launcher has not answered for {ANSWERED_WITHIN_S:g} s; is it stopped?")
 
 
-def _joiners(job: int) -> List[str]:
-    """Those that have joined the job so far; ConfigError if nobody may now."""
+def _started(job: int, request: str) -> Optional[str]:
+    """The worker that the launcher has started for a request; ConfigError if there is none, and nobody may join now."""
     facts = status_file.read(job)
     if facts is None:
         raise ConfigError(f"job {job} has ended")
     closed = facts.get("closed", "its launcher is of another version of odsgd")
-    if closed:
+    worker: Optional[str] = facts.get("joiners", {}).get(request)
+    if closed and worker is None:
         raise ConfigError(f"nobody can join job {job}: {closed}")
-    joiners: List[str] = facts["joiners"]
-    return joiners
+    return worker

@@ -7,8 +7,9 @@ import contextlib
 import json
 import os
 import stat
+import uuid
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
 
 from kvstore.job.aside import without_waiting
 from odsgd.launch import linux
@@ -32,6 +33,8 @@ class StatusFile:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ours = _is_ours(self._path.parent)
         self._born = linux.start_time(os.getpid())
+        while self.take_request():  # of a killed launcher, whose process had the same number
+            pass
 
     def write(self, facts: Facts) -> None:
         """Replace the status. Does not wait, even if a pipe lies there; OSError if it cannot be written."""
@@ -41,23 +44,31 @@ class StatusFile:
                 file.write(json.dumps({**facts, "start_time": self._born}))
             os.replace(draft, self._path)
 
-    def take_request(self) -> bool:
-        """Whether somebody has asked since the last call that a worker join the job (`ask`)."""
-        with contextlib.suppress(OSError):
-            self._path.with_suffix(".join").unlink()
-            return self._ours
-        return False
+    def take_request(self) -> Optional[str]:
+        """The name of a request that a worker join the job (`requested`), once; None: there is no other."""
+        for path in sorted(self._path.parent.glob(f"{os.getpid()}.*.join")) if self._ours else ():
+            with contextlib.suppress(OSError):
+                path.unlink()
+                return path.name
+        return None
 
     def close(self) -> None:
         """Remove the file."""
-        for path in (self._path, self._path.with_suffix(".new"), self._path.with_suffix(".join")):
+        for path in (self._path, self._path.with_suffix(".new")):
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def ask(job: int) -> None:
-    """Ask the launcher of a job that another worker join it."""
-    (folder() / f"{job}.join").touch(mode=0o600)
+@contextlib.contextmanager
+def requested(job: int) -> Iterator[str]:
+    """Inside, the launcher of a job is asked that another worker join it; the request's name."""
+    path = folder() / f"{job}.{uuid.uuid4().hex}.join"
+    path.touch(mode=0o600)
+    try:
+        yield path.name
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
 
 
 def read(job: int) -> Optional[Facts]:

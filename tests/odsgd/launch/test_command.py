@@ -146,6 +146,8 @@ TRAIN = (sys.executable, "-m", "odsgd", "train", "--kvstore")
     (["--wire", "ps-lite", "--on-worker-loss", "continue", *TRAIN, "decoupled"], "launch it with --wire sockets"),
     (["--wire", "sockets", "--on-worker-loss", "continue", *TRAIN, "asgd"], "kvstore `asgd` with its options needs"),
     (["--wire", "sockets", "--on-worker-loss", "continue", *TRAIN, "decoupled", "--replay", "a"], "the same workers"),
+    *((["--wire", "sockets", "--on-worker-loss", "continue", *TRAIN, store, "--codec-weights", "float16"],
+       f"`{store}` with its options") for store in ("decoupled", "async_diloco")),
     (["--wire", "sockets", "--on-worker-loss", "continue", "--launcher", "mpi", *TRAIN, "decoupled"], "is mpi, which")])
 def test_a_job_that_nobody_can_join_has_no_spare_places(more: List[str], why: str) -> None:
     assert why in command.parse(["-n", "3", *more]).closed

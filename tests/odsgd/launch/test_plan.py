@@ -14,7 +14,7 @@ from odsgd.launch.messages import Channel, RemoteSocket
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, place, scrubbed
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge
-from odsgd.launch.policy.places import first_empty, why_closed
+from odsgd.launch.policy.places import next_empty, why_closed
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -206,7 +206,7 @@ def test_a_file_that_is_absent_or_empty_is_told(tmp_path: Path) -> None:
         read_hostfile(hostfile(tmp_path, "# nobody\n"))
 
 
-def test_spare_workers_are_planned_and_not_started_and_the_first_empty_place_is_taken() -> None:
+def test_spare_workers_are_planned_and_not_started_and_the_place_lost_longest_ago_is_taken_after_them() -> None:
     plan = make_plan(job(4, 1, A, B, spare=2, on_worker_loss="continue"), ROOT)
     assert [worker.name for worker in plan.workers] == ["worker 0", "worker 1"]
     assert [(worker.name, worker.host) for worker in plan.spare] == [("worker 2", A), ("worker 3", B)]
@@ -219,11 +219,15 @@ def test_spare_workers_are_planned_and_not_started_and_the_first_empty_place_is_
     judge.tick(0.0)
     taken = []
     while not why_closed("", plan, judge):
-        process = first_empty(plan, judge)
+        process = next_empty(plan, judge)
         assert process is not None
         taken.append(process.name)
         judge.joins(Member(process.name, process.role, "host"), 1.0)
     assert taken == ["worker 2", "worker 3"] and "--spare" in why_closed("", plan, judge)
-    judge.members["worker 1"].lost = True
+    for now, name in ((10.0, "worker 2"), (20.0, "worker 1")):
+        judge.exited(name, 3, now)
+        judge.tick(now + 5)
     assert why_closed("", plan, judge) == "" and why_closed("never", plan, judge) == "never"
-    assert first_empty(plan, judge) == plan.workers[1]
+    for expected in (plan.spare[0], plan.workers[1]):
+        assert next_empty(plan, judge) == expected
+        judge.joins(Member(expected.name, "worker", "host"), 30.0)

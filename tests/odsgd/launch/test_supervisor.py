@@ -15,6 +15,7 @@ from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import make_plan
+from odsgd.launch.policy import places
 from odsgd.launch.supervisor import Supervisor
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.status_file import StatusFile
@@ -116,3 +117,22 @@ def test_an_agent_whose_streams_all_end_in_one_turn_of_the_loop_is_lost_once() -
     agents.turn()
     agents.close()
     assert lost == [("10.0.0.1", plan.on(A), "ssh ended with exit code 3", [])]
+
+
+def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = job(3, 1, A, spare=1, on_worker_loss="continue")
+    errors = io.StringIO()
+    supervisor = Supervisor(asked, make_plan(asked, ROOT), Console(stderr=errors), StatusFile(),
+                            MissingHosts(asked, [], 0.0))
+    for member in supervisor.judge.members:
+        supervisor.judge.reported(member, {"event": "joined"}, 0.0)
+    supervisor.judge.tick(0.0)
+    monkeypatch.setenv("ODSGD_SSH", "/no/such/program")
+    supervisor._let_join("request", 1.0)
+    assert supervisor.judge.tick(9.0) is None
+    lost, = supervisor.judge.take_lost()
+    assert lost.message == ("worker 2 was lost (host 10.0.0.1): could not be started: cannot run /no/such/program: No "
+                            "such file or directory; the job goes on with 2 of 3 workers")
+    assert places.why_closed("", supervisor.plan, supervisor.judge) == ""
+    supervisor.agents._selector.close()
+    supervisor.status_file.close()

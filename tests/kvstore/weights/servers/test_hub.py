@@ -4,6 +4,7 @@ import os
 import queue
 import socket
 import threading
+from pathlib import Path
 from typing import Any, List, Tuple
 
 import numpy as np
@@ -118,6 +119,28 @@ def test_where_servers_have_rounds_a_push_is_answered_without_weights_and_who_as
     second.ask(one, 0, 0, 0, 2)
     for client, size in ((second, 0), (first, SIZE)):
         np.testing.assert_array_equal(client.answer()[1].view(np.float32), np.full(size, 2, np.float32))
+
+
+def test_a_worker_that_was_given_up_and_still_sends_does_not_reach_who_has_joined_in_its_place(
+        hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    w = hub.open({KEY: SIZE}, TrafficSettings(asynchronous=True))[KEY]
+    old, ones = Client(hub, 1), np.ones(SIZE, np.float32)
+    old.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
+    old.answer()
+    before = hub._connections[1]
+    room = hub._room(1, before, KEY, ones.nbytes, 2)
+    (tmp_path / "lost").write_text("1\n")
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+    joiner = Client(hub, 1)
+    assert old.disconnected.get(timeout=60)
+    for late in (room, hub._room(1, before, KEY, ones.nbytes, 2)):  # what had come before the connection ended
+        assert not np.shares_memory(late, hub._room(1, hub._connections[1], KEY, ones.nbytes, 2))
+        late[:] = (ones * 100).view(np.uint8)
+        hub._arrived(1, before, KEY, PUSHED, late)
+    joiner.ask(ones.view(np.uint8), 0, 0, 0, 2)
+    np.testing.assert_array_equal(joiner.answer()[1].view(np.float32), ones)
+    np.testing.assert_array_equal(w, ones)
+    assert joiner.answers.empty()
 
 
 @pytest.mark.parametrize("secret, challenged", [("another", True), ("of this test", False)])

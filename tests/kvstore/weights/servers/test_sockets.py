@@ -52,6 +52,16 @@ def test_a_sum_goes_on_without_a_worker_that_was_given_up_and_does_not_hear_it_l
     assert not sums.waits
 
 
+def test_a_worker_that_was_given_up_after_its_part_gets_no_sum_and_nobody_in_its_place_does(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sums, lost = OrderedSums(2), tmp_path / "lost"
+    monkeypatch.setenv("ODSGD_LOST", str(lost))
+    sums.add(1, 1, part(7))
+    lost.write_text("1\n+1\n")
+    sums.add(0, 1, part(5))
+    assert [(ranks, total.view(np.float32)[0]) for _, ranks, total in sums.take()] == [([0], 12)]
+
+
 def test_workers_that_make_different_calls_are_named() -> None:
     sums = OrderedSums(2)
     sums.add(0, 1, part(1, 2))

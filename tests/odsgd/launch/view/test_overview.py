@@ -142,15 +142,22 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
     assert list(status_file.running()) == [os.getpid()]
     with pytest.raises(ConfigError, match=r"nobody can join job .*: its launcher is of another version of odsgd"):
         join.main([str(os.getpid())])
-    note.write({"closed": "no place is empty", "joiners": []})
+    note.write({"closed": "no place is empty", "joiners": {}})
     with pytest.raises(ConfigError, match=r"nobody can join job .*: no place is empty"):
         join.main([])
     assert not note.take_request()
-    note.write({"closed": "", "joiners": []})
+    note.write({"closed": "", "joiners": {}})
     monkeypatch.setattr(join, "ANSWERED_WITHIN_S", 0.2)
     with pytest.raises(ConfigError, match=r"its launcher has not answered for 0\.2 s; is it stopped"):
         join.main([])
-    assert (note.take_request(), note.take_request()) == (True, False)
+    assert not note.take_request()  # who has given up asks no more
+    with status_file.requested(os.getpid()) as one, status_file.requested(os.getpid()) as other:
+        taken = {str(note.take_request()): "worker 1", str(note.take_request()): "worker 2"}
+        assert sorted(taken) == sorted([one, other]) and note.take_request() is None
+        note.write({"closed": "no place is empty", "joiners": taken})  # the last one is taken
+        assert [join._started(os.getpid(), request) for request in taken] == ["worker 1", "worker 2"]
+    (status_file.folder() / f"{os.getpid()}.left.join").touch()  # for a killed launcher that had the same number
+    assert status_file.StatusFile().take_request() is None
     note.close()
     assert list(status_file.running()) == []
 
