@@ -3,8 +3,8 @@
     trainer.add_callback(odsgd.huggingface.HuggingFaceCallback(trainer, "odsgd", warmup=100))
 
 What `max_grad_norm` clips is the mean gradient of all workers, which costs an exchange that is waited for: 0 is better.
-Evaluation and saving see the global weights, and so does the model after the training. Checkpoints have no state of the
-optimizer.
+Evaluation and saving see the global weights, which the model has after the training, unless the Trainer then loads the
+best ones. Checkpoints have no state of the optimizer.
 """
 import contextlib
 import math
@@ -21,7 +21,7 @@ class HuggingFaceCallback(TrainerCallback):
 
     def __init__(self, trainer: Any, *words: Any, **options: Any) -> None:
         self._trainer, self._words, self._options = trainer, words, options
-        self._shown, self._unsent = contextlib.ExitStack(), contextlib.ExitStack()
+        self._unsent = contextlib.ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.store, trainer = od.create(*self._words, **self._options), self._trainer
@@ -41,14 +41,12 @@ class HuggingFaceCallback(TrainerCallback):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._shown.close()
+        self.store.shown.close()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if control.should_evaluate or control.should_save:
-            self.on_train_end(args, state, control)
+            self.on_epoch_end(args, state, control)
 
-    on_epoch_end = on_step_end
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._shown.close()
-        self._shown.enter_context(self.store.global_weights())
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.store.shown.close()
+        self.store.shown.enter_context(self.store.global_weights())

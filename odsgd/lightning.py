@@ -1,7 +1,8 @@
 """Lightning by a store:  Trainer(strategy="ddp", callbacks=[odsgd.lightning.LightningCallback("odsgd", warmup=100)])
 
 What `gradient_clip_val` clips is the mean gradient of all workers, which costs an exchange that is waited for.
-Validation and checkpoints see the global weights, and so does the model after the training.
+Validation, and checkpoints after it or an epoch, see the global weights, and so does the model after the training.
+Checkpoints in between (`every_n_train_steps`, `train_time_interval`) have worker 0's own.
 """
 import contextlib
 from typing import Any
@@ -17,14 +18,17 @@ class LightningCallback(lightning.Callback):
 
     def __init__(self, *words: Any, **options: Any) -> None:
         self._words, self._options = words, options
-        self._shown, self._unsent = contextlib.ExitStack(), contextlib.ExitStack()
+        self._unsent = contextlib.ExitStack()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.ckpt_path:
             raise ConfigError("Lightning's checkpoints have the state of worker 0 alone, so fit cannot go on from one; "
                               "leave ckpt_path out, and load the model's weights")
-        self.store, (optimizer,) = od.create(*self._words, **self._options), trainer.optimizers
-        trainer.strategy.optimizers = [od.Optimizer(optimizer, trainer.strategy.model, self.store)]
+        if len(trainer.optimizers) != 1:
+            raise ConfigError(f"the module has {len(trainer.optimizers)} optimizers, and a store takes one; let "
+                              "configure_optimizers return one, with a parameter group for each set of parameters")
+        self.store = od.create(*self._words, **self._options)
+        trainer.strategy.optimizers = [od.Optimizer(trainer.optimizers[0], trainer.strategy.model, self.store)]
         self._clips = bool(trainer.gradient_clip_val) and not self.store.takes_weights
         if self._clips:
             self._unsent.enter_context(trainer.optimizers[0].no_sync())
@@ -34,10 +38,12 @@ class LightningCallback(lightning.Callback):
             optimizer.synchronize_grads()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._shown.close()
+        self.store.shown.close()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._shown.close()
-        self._shown.enter_context(self.store.global_weights())
+        self.store.shown.close()
+        self.store.shown.enter_context(self.store.global_weights())
 
-    on_validation_start = on_train_epoch_end
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.state.fn == "fit":  # else it is of the weights that the script has put in place
+            self.on_train_epoch_end(trainer, pl_module)

@@ -2,10 +2,12 @@
 from typing import Any, Callable, Dict, List
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 import odsgd.torch as od
+from kvstore.errors import ConfigError
 from tests.jobs import Result
 
 CASES: Dict[str, Dict[str, Any]] = {
@@ -81,6 +83,23 @@ def main() -> None:
     for case in CASES:
         found.update(train(case, make, slice(4 * shard, 4 * shard + 4), case, group=mesh["island"].get_group()))
     np.savez(f"{torch.distributed.get_rank()}.npz", **found)
+    torch.distributed.destroy_process_group()
+
+
+def refused() -> None:
+    """Two ranks: the workers are those of one island, by a group left out or the wrong one; and FSDP reduces gradients
+    between islands, too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    island, islands = (init_device_mesh("cpu", shape, mesh_dim_names=("island", "shard")) for shape in ((1, 2), (2, 1)))
+    for mesh, group in ((island["shard"], None), (island["shard"], island["shard"].get_group()),
+                        (islands, islands["island"].get_group())):
+        with pytest.raises(ConfigError, match=r'0.weight is on the mesh of ranks \[0, 1\].* group=mesh\["island"\]'):
+            begin("dsync", lambda: fully_shard(torch.nn.Sequential(torch.nn.Linear(2, 2)), mesh=mesh),  # noqa: B023
+                  group=group)
+    begin("dsync", lambda: fully_shard(model(), mesh=island["shard"]), group=island["island"].get_group())
+    with pytest.raises(ConfigError, match="`group` and transport server, which has no process group"):
+        od.create("odsgd", transport="server", group=island["island"].get_group())
     torch.distributed.destroy_process_group()
 
 

@@ -67,6 +67,8 @@ class GroupTransport(Transport):
     def __init__(self, timeout_s: float, group: Any = None) -> None:
         self._group, self._timeout_s = _group(timeout_s, group), timeout_s
         self.worker_rank, self.num_workers = self._group.worker_rank, self._group.num_workers
+        self.ranks = self._group.ranks
+        """The workers', in torch.distributed."""
 
     def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if traffic.has_codec:
@@ -220,6 +222,7 @@ class _Group:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
             self._ranks = None if group is None else dist.get_process_group_ranks(group)
             self._totals = self._new()
+        self.ranks = dist.get_process_group_ranks(self._totals)
         self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
         self.keys = Keys(1)
         self._lines: Dict[str, _Line] = {}

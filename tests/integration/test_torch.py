@@ -78,6 +78,14 @@ def test_an_island_of_fsdp2_is_one_worker_with_the_weights_of_a_run_without_shar
                 np.testing.assert_allclose(found[part], expected, err_msg=f"{part}, rank {rank}", **CLOSE)
 
 
+@pytest.mark.slow
+def test_ranks_of_one_island_as_several_workers_are_refused(tmp_path: Path) -> None:
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("this PyTorch has no FSDP2")
+    done = started_by_torchrun(tmp_path, "from tests.torch_islands import refused\nrefused()\n")
+    assert done.returncode == 0, done.stderr
+
+
 SAMPLER = """
 import torch, torch.distributed
 from torch.utils.data import DistributedSampler

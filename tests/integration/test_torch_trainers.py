@@ -104,10 +104,68 @@ def train(store, clip):
 """}
 
 
+AFTER = {"transformers": """
+import gc
+from transformers import Trainer, TrainingArguments
+import odsgd.huggingface
+
+model = Net()
+arguments = TrainingArguments("saved", use_cpu=True, num_train_epochs=2, learning_rate=0.01, save_strategy="epoch",
+                              eval_strategy="epoch", report_to="none", disable_tqdm=True, load_best_model_at_end=True,
+                              metric_for_best_model="eval_loss", greater_is_better=True)  # so that the first is best
+trainer = Trainer(model, arguments, train_dataset=DATA, eval_dataset=DATA)
+trainer.add_callback(odsgd.huggingface.HuggingFaceCallback(trainer, "odsgd"))
+trainer.train()
+first = trainer.evaluate()["eval_loss"]
+best = model.state_dict()["layers.0.weight"].clone()
+evaluated = [one["eval_loss"] for one in trainer.state.log_history if "eval_loss" in one]
+np.testing.assert_allclose(first, evaluated[0], rtol=1e-5)
+assert first > 1.01 * evaluated[1]
+del trainer
+gc.collect()
+assert (model.state_dict()["layers.0.weight"] == best).all()
+""", "lightning": KINDS["lightning"] + """
+import pytest
+from kvstore.errors import ConfigError
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+module, data = Module(), torch.utils.data.DataLoader(DATA, 8)
+saving = ModelCheckpoint("saved", "{epoch}", save_top_k=-1)
+trainer = lightning.Trainer(accelerator="cpu", devices=1, strategy="ddp", max_epochs=2, logger=False,
+                            enable_progress_bar=False,
+                            callbacks=[odsgd.lightning.LightningCallback("odsgd", lr_local=0.01), saving])
+trainer.validate(module, data)
+trainer.fit(module, data, data)
+trainer.validate(module, data, ckpt_path="saved/epoch=0.ckpt")
+first, last = (torch.load(f"saved/epoch={n}.ckpt", weights_only=False)["state_dict"] for n in range(2))
+for name, now in module.state_dict().items():
+    assert (now == first[name]).all() and not (now == last[name]).all(), name
+
+class Several(Module):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.01) for _ in range(2)], []
+
+    automatic_optimization = False
+
+with pytest.raises(ConfigError, match="the module has 2 optimizers, and a store takes one; let configure_optimizers"):
+    trainer.fit(Several(), data)
+"""}
+
+
+@pytest.mark.parametrize("kind", AFTER)
+def test_weights_that_are_loaded_after_the_training_stay(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip(kind)
+    run(AFTER[kind], "1", tmp_path)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_those_of_distributed_data_parallel(kind: str, tmp_path: Path) -> None:
     pytest.importorskip(kind)
-    (tmp_path / "train.py").write_text(COMMON + KINDS[kind] + COMPARED)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"],
+    run(KINDS[kind] + COMPARED, "2", tmp_path)
+
+
+def run(code: str, processes: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(COMMON + code)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, "train.py"],
                           cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr

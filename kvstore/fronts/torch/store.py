@@ -56,6 +56,9 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     kind = fit.transport_of(method, transport)
     if kind in gloo.TRANSPORTS and (outside or gloo.instead_of_mpi()):
         return gloo.TRANSPORTS[kind](timeout_s, group)
+    if group is not None:
+        raise ConfigError(f"store {name} with a `group` and transport {kind}, which has no process group; leave "
+                          f"`group` out, or take a store that runs as {' or '.join(gloo.TRANSPORTS)}")
     return choice.connect(name, transport, timeout_s)
 
 
@@ -65,6 +68,7 @@ class TorchStore(FrontEnd[TensorLane]):
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         super().__init__(method, options, transport)
         self.optimizer: Any = None  # the one that trains by it, once made
+        self.shown = contextlib.ExitStack()  # what a trainer's callback shows, as long as there is the model
         self._tensors: Dict[str, torch.Tensor] = {}
         self._trained: Dict[str, Trained] = {}
         self._parameters: Dict[str, Parameter] = {}
@@ -102,6 +106,7 @@ class TorchStore(FrontEnd[TensorLane]):
         self._check_usable()
         if self._tensors:
             raise ConfigError(f"this `{self.name}` store trains another model; make one for each model")
+        self._refuse_shards(tensors)
         self.session.use(optimizer)
         trained = {one.name: f"lr_mult {one.lr_mult:g} wd_mult {one.wd_mult:g} group {one.group}" for one in parameters}
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *(
@@ -112,6 +117,19 @@ class TorchStore(FrontEnd[TensorLane]):
         self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
         self._groups = 1 + max(one.group for one in parameters)
         self._share()
+
+    def _refuse_shards(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """ConfigError if workers share a tensor, whose shards would be taken for copies of one."""
+        transport = self.session.transport
+        for name, tensor in tensors.items():
+            mesh: Any = getattr(tensor, "device_mesh", None)
+            if mesh is not None and self.num_workers > 1:
+                ranks = mesh.mesh.flatten().tolist()
+                workers = transport.ranks if isinstance(transport, gloo.GroupTransport) else ranks
+                if len({*ranks} & {*workers}) > 1:
+                    raise ConfigError(f"{name} is on the mesh of ranks {ranks}, which are one worker, and several of "
+                                      "them are workers of this store; let it exchange between islands alone: "
+                                      'od.create(..., group=mesh["island"].get_group()) (docs/how-to/pytorch.md)')
 
     def _share(self) -> None:
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
