@@ -115,6 +115,8 @@ def launcher(training: Training, job: Any) -> Any:
         except KVStoreError as error:
             stdlib.stderr.write(f"odsgd launch: {error}\n")
             return EXIT_FAILURE
+        except BrokenPipeError:  # as `odsgd.cli.ended`
+            return 128 + signal.SIGPIPE
     return main
 
 
