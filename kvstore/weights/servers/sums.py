@@ -67,11 +67,11 @@ class OrderedSums:
         others, and who has joined in their place waits for no sum."""
         while self._next in self._parts:
             parts = self._parts[self._next]
-            missing = self._all_workers - set(parts)
-            if missing and missing - environment.lost_workers():
+            lost = environment.lost_workers()
+            if self._all_workers - set(parts) - lost:
                 return
             del self._parts[self._next]
             first, *others = sorted(parts)
             total = sum((parts[rank] for rank in others), parts[first])
-            yield self._next, sorted(set(parts) - environment.lost_workers()), total.view(np.uint8)
+            yield self._next, sorted(set(parts) - lost), total.view(np.uint8)
             self._next += 1
