@@ -46,7 +46,7 @@ Pair = Tuple[int, np.ndarray, np.ndarray]
 """Another worker's rank, the array to send to it, and the array to receive into; empty arrays are not sent."""
 
 
-def there() -> bool:
+def in_foreign_group() -> bool:
     """Whether this process belongs to a group of torch.distributed, and not to a job of odsgd."""
     foreign = "TORCHELASTIC_RUN_ID" in os.environ or torch.distributed.is_initialized()
     return foreign and not environment.launched() and "DMLC_ROLE" not in os.environ

@@ -93,7 +93,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim's, then the "
                               "model, then the store")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model = self._silence(model)
+            model = self._stop_exchanges(model)
         _refuse_wrapped(model)
         translated = self._translated(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -285,7 +285,7 @@ class Optimizer(torch.optim.Optimizer):
         """Parameter groups, and the optimizer's own state where it has one."""
         super().load_state_dict(saved)
 
-    def _silence(self, wrapper: torch.nn.parallel.DistributedDataParallel) -> torch.nn.Module:
+    def _stop_exchanges(self, wrapper: torch.nn.parallel.DistributedDataParallel) -> torch.nn.Module:
         """The wrapped model. From here on the wrapper behaves as under its own `no_sync`; its `no_sync` is now ours."""
         if wrapper.static_graph:
             raise ConfigError("the model is in DistributedDataParallel with static_graph=True, which exchanges "

@@ -46,7 +46,7 @@ def create(name: str, transport: Union[str, Transport, None] = None, group: Any 
 def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAULT_TIMEOUT_S,
             group: Any = None) -> Transport:
     """This process's place in its job, or in its process group."""
-    method, outside = methods.find(name), group is not None or gloo.there()
+    method, outside = methods.find(name), group is not None or gloo.in_foreign_group()
     if outside and transport is None and name != "local":
         transport = next((one for one in gloo.TRANSPORTS if one in method.transports), None)
         if transport is None:
