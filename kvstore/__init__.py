@@ -5,9 +5,9 @@
     store = kvstore.create("odsgd", optimizer_local="dcasgd_a", lr_local=0.5, warmup=200)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
 
-MXNet is imported with the first store, not before.
+MXNet is imported with the first store, and NumPy with the first name that needs it.
 """
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Type, Union
 
 from kvstore.errors import (
     ConfigError,
@@ -18,11 +18,11 @@ from kvstore.errors import (
     StoreClosedError,
     WorkerLostError,
 )
-from kvstore.methods import register_method
 
 if TYPE_CHECKING:
     from kvstore.fronts.gluon.legacy import LegacyStore
     from kvstore.messages.seam import Transport
+    from kvstore.methods.contract import Method
 
 __all__ = ["create", "register", "register_method", "ConfigError", "DivergedError", "KVStoreError", "ProtocolError",
            "RoundTimeoutError", "StoreClosedError", "WorkerLostError"]
@@ -51,6 +51,12 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
     from kvstore.fronts import choice
     from kvstore.fronts.gluon.legacy import LegacyStore
     return LegacyStore(*choice.checked(name, transport, options))
+
+
+def register_method(method: "Type[Method]") -> "Type[Method]":
+    """Make a Method known by its `name`. A decorator; a second call with the same class does nothing."""
+    from kvstore import methods
+    return methods.register_method(method)
 
 
 def register() -> None:

@@ -14,7 +14,6 @@ if early.command() == "launch":
 
 import kvstore
 from kvstore._version import VERSION
-from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
 from kvstore.fronts.gluon import by_name
 from kvstore.job import environment, lean
 

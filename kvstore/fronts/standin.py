@@ -13,8 +13,6 @@ from kvstore.errors import ConfigError
 from kvstore.methods import fit
 from kvstore.methods.contract import Method
 
-VARIABLE = "ODSGD_STORE"
-
 
 @dataclass(frozen=True)
 class StandIn:
@@ -36,6 +34,10 @@ class StandIn:
     def needs_servers(self) -> bool:
         return (self.transport or self.method.transports[0]) == "server"
 
+    @property
+    def admits(self) -> bool:
+        return self.method.admits(fit.options_of(self.method, self.options))
+
     def in_place_of(self, name: str) -> Dict[str, Any]:
         """The options where a script asks for MXNet's store `name`. Those of several workers add their gradients up."""
         adds = "dist" in name and self.method.reduces
@@ -56,5 +58,5 @@ def parse(text: str) -> StandIn:
 
 def of_job() -> Optional[StandIn]:
     """This job's, if it has one."""
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get("ODSGD_STORE")
     return parse(text) if text else None

@@ -6,24 +6,22 @@ import collections
 import os
 import platform
 import sys
-from typing import Dict, List, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING, Dict, List, Sequence
 
 from kvstore._version import VERSION
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import agreement
-from kvstore.job.agreement import Totals
+
+if TYPE_CHECKING:
+    from kvstore.job.agreement import Totals
 
 OF = ("odsgd", "mxnet", "numpy", "python")
 UNKNOWN = "-"
 
 
 def mine() -> str:
-    """This process's versions, in the order of `OF`; the launcher does not import MXNet."""
-    mxnet = sys.modules.get("mxnet")
-    return " ".join([VERSION, UNKNOWN if mxnet is None else mxnet.__version__, np.__version__,
-                     platform.python_version()])
+    """This process's versions, in the order of `OF`; the launcher imports neither MXNet nor, as a rule, NumPy."""
+    imported = (getattr(sys.modules.get(name), "__version__", UNKNOWN) for name in ("mxnet", "numpy"))
+    return " ".join([VERSION, *imported, platform.python_version()])
 
 
 def check_launcher() -> None:
@@ -34,11 +32,12 @@ def check_launcher() -> None:
                           f"{launcher} on this host")
 
 
-def compare(transport: Totals, servers: Sequence[str] = ()) -> None:
+def compare(transport: "Totals", servers: Sequence[str] = ()) -> None:
     """Compare the versions of all workers, the launcher and the `servers`, which worker 0 knows. Collective; waits.
 
     ProtocolError if versions of odsgd differ. If other versions differ, worker 0 prints a table.
     """
+    from kvstore.job import agreement  # which imports NumPy
     workers = agreement.gather_texts(transport, mine())
     of_servers = agreement.from_worker_0(transport, "\n".join(servers).encode()).decode()
     launcher = {"launcher": os.environ["ODSGD_VERSIONS"]} if "ODSGD_VERSIONS" in os.environ else {}

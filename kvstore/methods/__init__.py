@@ -35,7 +35,7 @@ METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
 
 
 def register_method(method: Type[Method]) -> Type[Method]:
-    """Make a Method known by its `name`. A decorator; a second call with the same class does nothing."""
+    """`kvstore.register_method`."""
     form.check(method, where(method))
     known = METHODS.setdefault(method.name, method)
     if where(known) != where(method):

@@ -182,6 +182,11 @@ class TrainConfig(TrainOptions):
         return self.method.asynchronous
 
     @property
+    def admits(self) -> bool:
+        """Whether a worker may join the job while it runs (`odsgd join`)."""
+        return self.method.admits(self.options)
+
+    @property
     def steps_locally(self) -> bool:
         """Whether workers take steps of their own."""
         return "lr_local" in self.method.option_names() and self.method.local_optimizer(self.options) is not None

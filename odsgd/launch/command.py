@@ -12,20 +12,20 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown
-from kvstore.fronts import standin
-from kvstore.fronts.standin import StandIn
-from kvstore.methods import fit
 from odsgd.config import launch
 from odsgd.config.flags import Parser, given
 from odsgd.config.launch import AGENTS_CALL, NO_STORE, LaunchOptions
-from odsgd.config.train import TrainConfig
 from odsgd.launch import plan, supervisor
 from odsgd.launch.hostfile import read_hostfile
 from odsgd.launch.hosts import kubernetes, slurm
 from odsgd.launch.hosts.ssh import ReachError
+
+if TYPE_CHECKING:
+    from kvstore.fronts.standin import StandIn
+    from odsgd.config.train import TrainConfig
 
 DESCRIPTION = """\
 Start the scheduler, the servers and the workers of a job, and watch over them.
@@ -82,7 +82,8 @@ def _job(options: LaunchOptions, words: List[str]) -> plan.Job:
         raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; "
                           "write them into ~/.ssh/config")
     command = _command(words, options.launcher)
-    training = _training(command, options.launcher, options.store)
+    config = _config(command, options.launcher)
+    training = config if options.store is None else _stand_in(options.store, config)
     if options.on_worker_loss == "continue" and training and not training.asynchronous:
         raise ConfigError("--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
                           f"kvstore `{training.kvstore}`; leave it out, or choose another store")
@@ -93,7 +94,7 @@ def _job(options: LaunchOptions, words: List[str]) -> plan.Job:
         command=command, num_workers=most, num_servers=_num_servers(asked, most, training),
         servers_beside_workers=asked == "auto", launcher=options.launcher, slots=tuple(slots),
         least_workers=least if elastic else None, most_workers=most if elastic else None,
-        reads=_reads(command, training, options.launcher), **options.kept())
+        reads=_reads(command, config, options.launcher), **options.kept())
     job = _secured(job) if options.secure else job
     job = dataclasses.replace(job, closed=_why_closed(job, training))
     if job.spare and job.closed:
@@ -101,7 +102,7 @@ def _job(options: LaunchOptions, words: List[str]) -> plan.Job:
     return job
 
 
-def _why_closed(job: plan.Job, training: Union[TrainConfig, StandIn, None]) -> str:
+def _why_closed(job: plan.Job, training: "Union[TrainConfig, StandIn, None]") -> str:
     """Why no worker can join this job while it runs, in words; empty if one can, or its script will say."""
     if job.launcher in AGENTS_CALL:
         return f"its launcher is {job.launcher}, which starts all workers together; join takes --launcher local or ssh"
@@ -111,12 +112,9 @@ def _why_closed(job: plan.Job, training: Union[TrainConfig, StandIn, None]) -> s
         return "its workers meet by ps-lite or MPI, which take nobody in later; launch it with --wire sockets"
     if job.on_worker_loss != "continue":
         return "it ends with the first worker lost; launch it with --on-worker-loss continue"
-    if training is not None:
-        options = training.options if isinstance(training, TrainConfig) else fit.options_of(
-            training.method, training.options)
-        if not training.method.admits(options):
-            return (f"kvstore `{training.kvstore}` with its options needs the same workers all the time; `decoupled` "
-                    "and `async_diloco` do not")
+    if training is not None and not training.admits:
+        return (f"kvstore `{training.kvstore}` with its options needs the same workers all the time; `decoupled` "
+                "and `async_diloco` do not")
     return ""
 
 
@@ -132,26 +130,29 @@ def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
     return tuple(words)
 
 
-def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Union[TrainConfig, StandIn, None]:
-    """The workers' configuration, or the store of --store; None if it cannot be known here."""
+def _config(command: Sequence[str], launcher: str) -> "Optional[TrainConfig]":
+    """The workers' configuration; None if it cannot be known here."""
     try:
-        training = check_command(command, elsewhere=launcher != "local")
+        return check_command(command, elsewhere=launcher != "local")
     except ConfigError as error:
         raise ConfigError(f"the workers' command: {error}") from None
-    if store is None:
-        return training
-    if training is not None:
+
+
+def _stand_in(store: str, config: "Optional[TrainConfig]") -> "Optional[StandIn]":
+    """The store of --store; None if the command needs none."""
+    if config is not None:
         raise ConfigError("--store is for scripts that ask for a store of MXNet's; `odsgd train` has a flag of its "
                           "own, --kvstore")
     if store == NO_STORE:
         return None
+    from kvstore.fronts import standin
     try:
         return standin.parse(store)
     except ConfigError as error:
         raise ConfigError(f"--store {shown(store)}: {error}") from None
 
 
-def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[TrainConfig]:
+def check_command(command: Sequence[str], elsewhere: bool = False) -> "Optional[TrainConfig]":
     """The configuration of a worker's command, if it is ``odsgd train`` and can be known here; ConfigError.
 
     So the launcher reports a misspelt option once, before a process starts, and not every worker. `elsewhere`: the
@@ -161,6 +162,7 @@ def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[T
     flags = _flags_of_train(list(command))
     if flags is None:
         return None
+    from odsgd.config.train import TrainConfig  # with NumPy and all methods, which a script's job does without
     method_file, config_file = given(flags, "--method-file", "--config") if elsewhere else (None, None)
     if method_file and method_file.endswith(".py") and not os.path.exists(method_file):
         return None
@@ -178,22 +180,22 @@ def _flags_of_train(words: List[str]) -> Optional[List[str]]:
     return words[2:] if [Path(word).name for word in words[:2]] == ["odsgd", "train"] else None
 
 
-def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], launcher: str) -> Tuple[str, ...]:
+def _reads(command: Sequence[str], config: "Optional[TrainConfig]", launcher: str) -> Tuple[str, ...]:
     """Files and folders that the command reads; ConfigError if this machine lacks one, or cannot make the run's."""
     named: Dict[str, Optional[str]] = {}
-    if isinstance(training, TrainConfig):
-        named = {"data_dir": training.data_dir, "weights": training.weights}
+    if config is not None:
+        named = {"data_dir": config.data_dir, "weights": config.weights}
     if launcher == "local":
         for option, path in named.items():
             if path and not os.path.exists(os.path.expanduser(path)):
                 raise ConfigError(f"the workers' command: {option} `{path}`: there is no such file or folder")
-        if isinstance(training, TrainConfig):
-            training.make_folder()
+        if config is not None:
+            config.make_folder()
     script = next((word for word in command[:2] if word.endswith(".py")), None)
     return tuple(filter(None, [script, *named.values()]))
 
 
-def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainConfig, StandIn, None]) -> int:
+def _num_servers(asked: Optional[str], num_workers: int, training: "Union[TrainConfig, StandIn, None]") -> int:
     """The number of servers as asked; by default as many as workers, or 0 for a training that needs no server."""
     needed = training is None or training.needs_servers
     count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)

@@ -210,7 +210,7 @@ def test_a_signal_to_the_launcher_leaves_nothing_behind(number: int) -> None:
 def test_a_signal_while_the_launcher_is_still_being_imported_is_one_line(number: int) -> None:
     """Python itself takes the first tenth of a second; from the first line of odsgd on the signal is heeded."""
     program = ("import os, sys, threading\nsys.argv = ['odsgd', 'launch', '-n', '1', '-s', '0', 'sleep', '60']\n"
-               "class Tell:\n    def find_spec(self, name, *_):\n        if name == 'numpy':\n"
+               "class Tell:\n    def find_spec(self, name, *_):\n        if name == 'kvstore':\n"
                f"            os.kill(os.getpid(), {int(number)})\n"
                "sys.meta_path.insert(0, Tell())\nimport odsgd.__main__\nprint('imported')\n")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,

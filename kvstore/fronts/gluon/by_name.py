@@ -3,7 +3,7 @@
 MXNet takes any name. One it does not know means its store of this process alone, and where there is one device no store
 at all unless the name contains ``dist``: each worker would train by itself, in silence. So MXNet is taught our names,
 and to refuse all that neither of us knows. In a job of `odsgd launch --store` its own names mean that store, too
-(`standin`). Nothing here imports MXNet.
+(`standin`). Nothing here imports MXNet; NumPy and the methods come with the first store.
 """
 import functools
 import importlib.machinery
@@ -12,9 +12,7 @@ import sys
 import types
 from typing import Any, Callable, Iterable
 
-from kvstore import methods
 from kvstore.errors import ConfigError
-from kvstore.fronts import standin
 from kvstore.fronts.gluon import batch
 from kvstore.job import environment
 
@@ -56,7 +54,7 @@ def _watch_saving(mx: Any) -> None:
 
 
 def install_when_imported(create: Create) -> None:
-    """The same once MXNet is imported; until then it costs nothing."""
+    """The same once MXNet is imported, which then finds NumPy as it expects it; until then it costs nothing."""
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         spec = importlib.machinery.PathFinder.find_spec(name, path) if name == "mxnet" else None
         if spec is None or spec.loader is None:
@@ -64,6 +62,7 @@ def install_when_imported(create: Create) -> None:
         run = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
+            from kvstore.engine import _numpy  # noqa: F401
             run(module)
             install(module, create)
 
@@ -79,6 +78,7 @@ def _ours(mx: Any, create: Create, store: Any, **options: Any) -> Any:
         return store
     if _is_mxnets(store):
         return _stand_in(create, store.lower())
+    from kvstore import methods
     name, colon, written = store.partition(":")
     methods.find(name.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
     return create(name.lower() + colon + written, **options)
@@ -86,7 +86,7 @@ def _ours(mx: Any, create: Create, store: Any, **options: Any) -> Any:
 
 def _is_ours(mx: Any, store: Any) -> bool:
     return isinstance(store, str) and store.lower() not in mx.kvstore.KVStoreBase.kv_registry \
-        and (not _is_mxnets(store) or standin.VARIABLE in os.environ)
+        and (not _is_mxnets(store) or "ODSGD_STORE" in os.environ)
 
 
 def _is_mxnets(store: str) -> bool:
@@ -95,6 +95,7 @@ def _is_mxnets(store: str) -> bool:
 
 def _stand_in(create: Create, name: str) -> Any:
     """The job's store in place of MXNet's `name`. If `name` is for several workers, the store takes that name."""
+    from kvstore.fronts import standin
     asked = standin.of_job()
     assert asked is not None
     store = create(asked.kvstore, asked.transport, **asked.in_place_of(name))

@@ -411,8 +411,11 @@ def test_what_yaml_writes_is_plain() -> None:
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
-def test_options_are_checked_without_importing_mxnet() -> None:
-    code = "import sys, odsgd.cli, odsgd.config.train; sys.exit('mxnet' in sys.modules or 'gluoncv' in sys.modules)"
+def test_launcher_and_agent_start_without_numpy_and_options_are_checked_without_mxnet() -> None:
+    code = ("import sys, odsgd.launch.command, odsgd.launch.agent.agent\n"
+            "assert not {'numpy', 'kvstore.methods'} & set(sys.modules)\n"
+            "import odsgd.config.train\n"
+            "assert not {'mxnet', 'gluoncv'} & set(sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
