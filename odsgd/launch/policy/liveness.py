@@ -14,8 +14,8 @@ long it has waited for others, and how long it has been silent.
    writes waits for nobody.
 4. Workers may have different numbers of batches. If one has ended and another waits in a later iteration, the job fails
    after `UNEVEN_DATA_S`; we only warn if the first has not said where it ended. If all wait for each other at different
-   iterations, and not in training, we warn after the time of rule 1; their own deadline or rule 3 ends them. This
-   rule skips asynchronous jobs.
+   iterations, and not in training, we warn after the time of rule 1 that this or lost messages may be the cause; their
+   own deadline or rule 3 ends them. This rule skips asynchronous jobs.
 5. If the launcher itself was held up, no process was silent meanwhile.
 """
 import math
@@ -89,6 +89,7 @@ class LivenessMonitor:
     def __init__(self, hosts: Mapping[str, str], hang_timeout_s: float, now: float) -> None:
         self._processes = {name: _ProcessState(name, host, host, moved_at=now) for name, host in hosts.items()}
         self._limit_s, self._warn_s = hang_timeout_s or math.inf, warn_s(hang_timeout_s)
+        self._fresh_s = min(FRESH_S, self._warn_s)  # so that an agent's own time is over before that of its processes
         self._looked_at = now
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()
@@ -166,7 +167,7 @@ class LivenessMonitor:
                 self._silent_agents.add(agent)
                 self._warnings.append(f"the agent on host {host} has not answered for {silent_s:.0f} s; it, its host "
                                       f"or the network is held up ({', '.join(names)} run there)")
-            elif silent_s < min(FRESH_S, self._warn_s) and agent in self._silent_agents:
+            elif silent_s < self._fresh_s and agent in self._silent_agents:
                 self._silent_agents.remove(agent)
                 self._warnings.append(f"the agent on host {host} answers again")
         return None
@@ -174,7 +175,7 @@ class LivenessMonitor:
     def _find_silent(self, now: float) -> Optional[Hung]:
         for process in self._fresh(now):
             times = LENIENT_FACTOR if process.leaving and process.kernel_state not in ("T", "t") else 1
-            if process.silent_s is None or process.silent_s <= min(FRESH_S, self._warn_s):
+            if process.silent_s is None or process.silent_s <= self._fresh_s:
                 self._recovered(process, "answer")
             elif process.silent_s > times * self._warn_s:
                 text = f"has not answered for {process.silent_s:.0f} s" + self._because(process)
@@ -194,7 +195,7 @@ class LivenessMonitor:
                 return Hung([process.name], text + self._waiters(process))
             if still_s > process.limit_s(self._warn_s) and process.activity in ("training", "serving"):
                 self._warn(process, "move", text + self._waiters(process))
-            elif still_s < min(FRESH_S, self._warn_s):
+            elif still_s < self._fresh_s:
                 self._recovered(process, "move")
         return None
 
@@ -225,18 +226,19 @@ class LivenessMonitor:
         have = "has ended" if len(fewer) == 1 else "have ended"
         if fewer and certain:
             have += f" after {_iterations(list(fewer.values()))}"
-        which_calls = ""
+        either, which_calls = "", ""
         if not fewer and all(min(process.waits_s or 0, now - process.moved_at) > self._warn_s for process in workers):
             fewer = {process.name: process.progress for process in workers
                      if 0 < process.progress < farthest.progress and process.activity != "training"}
             have = f"wait{'s' * (len(fewer) == 1)} elsewhere after {_iterations(list(fewer.values()))}"
+            either = "either messages between them do not come through, or not all do the same: "
             which_calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
         if fewer:
             self._uneven = True
-            text = (f"{listed(list(fewer))} {have}, and {farthest.name} waits in iteration {farthest.progress}: a "
-                    f"synchronous store needs as many batches on every worker{which_calls}. Give all the same number, "
-                    'by shards of one size and last_batch="discard"; or make the store with uneven="join"; or take an '
-                    "asynchronous one, such as asgd")
+            text = (f"{listed(list(fewer))} {have}, and {farthest.name} waits in iteration {farthest.progress}: "
+                    f"{either}a synchronous store needs as many batches on every worker{which_calls}. Give all the "
+                    'same number, by shards of one size and last_batch="discard"; or make the store with '
+                    'uneven="join"; or take an asynchronous one, such as asgd')
             if certain:
                 return Hung([process.name for process in waiting], text, print_stacks=False)
             self._warnings.append(text)
@@ -247,10 +249,11 @@ class LivenessMonitor:
     def _fresh(self, now: float) -> List[_ProcessState]:
         """The processes whose agent has just sent a message."""
         return [process for process in self._processes.values()
-                if process.agent_at is not None and now - process.agent_at < FRESH_S]
+                if process.agent_at is not None and now - process.agent_at < self._fresh_s]
 
     def _answering(self, now: float) -> List[_ProcessState]:
-        return [process for process in self._fresh(now) if process.silent_s is not None and process.silent_s < FRESH_S]
+        return [process for process in self._fresh(now)
+                if process.silent_s is not None and process.silent_s < self._fresh_s]
 
     def _because(self, process: _ProcessState) -> str:
         state = KERNEL_STATES.get(process.kernel_state, "")
@@ -259,7 +262,7 @@ class LivenessMonitor:
     def _waiters(self, process: _ProcessState) -> str:
         waiting = [other for other in self._processes.values()
                    if other.name.startswith("worker") and other is not process
-                   and (other.silent_s or 0) < FRESH_S and (other.waits_s or 0) > 1]
+                   and (other.silent_s or 0) < self._fresh_s and (other.waits_s or 0) > 1]
         if not waiting:
             return ""
         since = min(other.progress for other in waiting)

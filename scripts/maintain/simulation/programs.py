@@ -34,10 +34,11 @@ class Training:
 
     def __init__(self, world: World, image: Image, draw: random.Random) -> None:
         self.world, self.image = world, image
-        self.iterations, self.every = draw.randrange(8, 60), draw.choice((3, 5, 8))
+        self.iterations, self.every = draw.randrange(6, 26), draw.choice((3, 5, 8))
         self.step_s = draw.choice((0.05, 0.2, 0.6))
         self.timeout_s = draw.choice((30.0, 600.0))
         self.import_s = draw.choice((0.5, 2.0))
+        self.seldom = draw.random() < 0.9  # whether deadlines and the launcher are looked at less often than they ship
         self.asynchronous = False
         self.disk = world.host("10.0.0.9")  # the run's folder: one disk that all hosts share
         self.fabrics: Dict[str, Fabric] = {}
@@ -289,6 +290,8 @@ class Node:
         self.pulse, self.deadlines, self.report, self.environment = (image.load(f"kvstore.job.{name}") for name in (
             "pulse", "deadlines", "report", "environment"))
         self.waiting = self.deadlines.deadlines
+        if training.seldom:
+            self.deadlines.Deadlines.TICK_S = 1.0
         env = process.env
         self.num_workers, self.num_servers = int(env["DMLC_NUM_WORKER"]), int(env["DMLC_NUM_SERVER"])
         self.rank = int(env.get("ODSGD_WORKER_RANK") or 0)
@@ -381,6 +384,7 @@ class Node:
 
     def train(self, start: int, total: int) -> int:
         self.report.report("joined")
+        self.process.data["joined"] = True
         training, pulse, attempt = self.training, self.pulse.pulse, self.process.data["attempt"]
         pulse.asynchronous = training.asynchronous
         if start and self.rank == 0:
@@ -484,7 +488,7 @@ class Node:
             return  # after MPI_Finalize nobody needs the others
         for name in others:
             peer = self.fabric.nodes.get(name)
-            if peer and not peer.dead and peer.data.get("joined", True):
+            if peer and not peer.dead and peer.data.get("joined"):  # one that has not met the others searches on
                 code = self.world.random.choice((-int(signal.SIGABRT), -int(signal.SIGSEGV), 1, 15))
                 self.world.after(0.3 * self.world.random.random() ** 4, functools.partial(_abort, peer, code))
 

@@ -135,12 +135,13 @@ class World:
         task = self.current
         if task is None:
             raise NoTurn
-        queues = [queue for file in files for queue in file.queues]
+        queues = files[0].queues if len(files) == 1 else [queue for file in files for queue in file.queues]
         for queue in queues:
             queue.append(task)
         timer = None
         if until is not None:
-            timer = self.after(max(0.0, until - self.now) + self.random.random() * self.delay_s, task.resume)
+            wait_s = until - self.now if until > self.now else 0.0
+            timer = self.after(wait_s + self.random.random() * self.delay_s, task.resume)
         try:
             task.sleep()
         finally:

@@ -88,6 +88,16 @@ def test_any_hang_timeout_works_as_it_says(limit_s: float, trouble: str) -> None
     assert len(story.liveness.take_warnings()) == named
 
 
+def test_of_a_silent_agent_it_is_the_host_that_is_blamed_though_a_worker_there_stood_still_first() -> None:
+    story = Story(4.0)
+    story.goes_on(20)
+    story.states = {"worker 1": {"at": 20, "moves": 20}}
+    story.goes_on(3)
+    story.mute = {"node2"}
+    hung = story.goes_on(10)
+    assert hung is not None and hung.host == "node2"
+
+
 def test_a_process_that_answers_again_is_told() -> None:
     story = Story()
     story.states = {"server 0": {"silent_s": 1.0}}
@@ -252,7 +262,8 @@ def test_workers_that_wait_at_different_iterations_are_named() -> None:
     assert story.liveness.take_warnings() == []
     story.goes_on(3, moves=False)
     warning, = story.liveness.take_warnings()
-    assert warning.startswith("worker 1 waits elsewhere after iteration 20, and worker 0 waits in iteration 21")
+    assert warning.startswith("worker 1 waits elsewhere after iteration 20, and worker 0 waits in iteration 21: "
+                              "either messages between them do not come through, or not all do the same")
 
 
 def test_a_worker_whose_answer_does_not_come_through_has_no_fewer_batches() -> None:
