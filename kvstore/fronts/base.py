@@ -345,8 +345,8 @@ class FrontEnd(Generic[L]):
         self._saved = self._saved_servers = None
         self.lanes = lanes
         if environment.joined():  # the parameters hold what this worker began at by itself
-            for lane, own in zip(lanes, self._own_weights()):
-                lane.show(own)
+            for lane in lanes:
+                lane.show(self.session.w_local[lane.bucket.id])
         self._advise()
         if self.options.uneven == "join":
             ending.follow()

@@ -19,7 +19,7 @@ Order. Exchanges of one bucket take place in the order they were asked for, neve
 order they were asked for, which is the same on all workers.
 """
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -97,6 +97,7 @@ class Setup:
     buckets: Sequence[Bucket]
     traffic: TrafficSettings
     outer: bool = False  # whether the optimizer is the method's own, which has the same rate for all parameters
+    local_step: Dict[str, Any] = field(default_factory=dict)  # a worker's own: what is the same on all
 
     def multipliers(self, bucket: Bucket) -> Tuple[float, float]:
         """Of the rate and the weight decay of a bucket."""
@@ -104,7 +105,8 @@ class Setup:
 
     def command(self) -> Dict[str, Any]:
         """The payload of the commands `open` and `use`."""
-        return {"method": self.method, "options": self.options, "optimizer": self.optimizer, "buckets": {
+        return {"method": self.method, "options": self.options, "optimizer": self.optimizer,
+                "local_step": self.local_step, "buckets": {
             bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
                         "names": names(bucket), **dict(zip(("lr_mult", "wd_mult"), self.multipliers(bucket)))}
             for bucket in self.buckets}}

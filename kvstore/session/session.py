@@ -84,6 +84,7 @@ class Session:
         self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
         self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
+        self.own_step: Dict[str, Any] = {}  # what is the same on all workers of the steps that a script itself takes
         if transport.joins:
             self._check_admitted()
             self.resume(joined_at())
@@ -211,8 +212,11 @@ class Session:
         described = optimizers.describe(self.global_optimizer)
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
+        local = self.local_optimizer
+        own = self.own_step if local is None else {
+            "optimizer": type(local).__name__, "lr": local.lr if self.lr_given is None else self.lr_given}
         return Setup(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
-                     self._traffic, outer=self.outer is not None)
+                     self._traffic, self.outer is not None, own)
 
     def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
         if self.local_optimizer is None:

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import time
-from typing import Any, Callable, ContextManager, Deque, Dict, List, Optional, Sequence, Type
+from typing import Any, Callable, ContextManager, Deque, Dict, List, Optional, Sequence, Tuple, Type
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job.aside import guarded
@@ -128,7 +128,7 @@ class Supervisor:
         self.judge = Judge(job, members, time.monotonic(), address)
         self.overview = Overview({member.name: member.host for member in members})
         self.status_file, self.missing_hosts = status_file, missing_hosts
-        self.joiners: Dict[str, str] = {}  # workers that have been started since, by the request for each
+        self.joiners: Dict[str, Tuple[str, str]] = {}  # workers that came later, and their hosts, by request
         self.checkpoint_seen = 0  # the last checkpoint that was looked at
         self.shown_at = self.began_at = time.monotonic()
         self.say_at_s = STARTING_SAID_S
@@ -279,7 +279,7 @@ class Supervisor:
         """Start a worker in an empty place, by an agent of its own."""
         process = places.next_empty(self.plan, self.judge)
         assert process is not None
-        self.joiners[request] = process.name
+        self.joiners[request] = process.name, process.host.address
         process.env.update(ODSGD_JOINED=str(len(self.joiners)), ODSGD_JOINED_AT=str(self.judge.liveness.farthest))
         for agent in self.agents.all:
             agent.processes = [one for one in agent.processes if one.name != process.name]

@@ -1,4 +1,5 @@
 """A worker joins a running job of real processes: one that was left out at first, and one in a dead one's place."""
+import importlib.util
 import os
 import re
 import signal
@@ -15,8 +16,10 @@ ENV = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.server
 
 
 def join(launch: Launch) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "odsgd", "join", str(launch.process.pid)], cwd=ROOT, timeout=120,
-                          capture_output=True, text=True)
+    """As soon as the launcher has told that the job has begun."""
+    asked = subprocess.run([sys.executable, "-m", "odsgd", "join", str(launch.process.pid)], cwd=ROOT, timeout=120,
+                           capture_output=True, text=True)
+    return join(launch) if "it is still starting" in asked.stderr else asked
 
 
 def began(launch: Launch, name: str) -> int:
@@ -30,26 +33,32 @@ def began(launch: Launch, name: str) -> int:
     return int(iteration)
 
 
-@pytest.mark.parametrize("method", ["decoupled", "async_diloco"])
-def test_workers_join_and_die_while_the_others_train_on(method: str, tmp_path: Path) -> None:
-    file, H = tmp_path / "end", tmp_path / "end.H"
-    H.write_text("4")
-    with Launch("-n", 3, "--spare", 1, "-s", 1, "--wire", "sockets", "--on-worker-loss", "continue", SCRIPT, method,
-                file, env=ENV) as launch:
+@pytest.mark.parametrize("method, front_end, other, differs", [
+    ("decoupled", "gluon", "5 0.1", "options H is 4 there and 5 here"),
+    pytest.param("async_diloco", "torch", "4 0.2", r"local_step lr is \[?0\.1\]? there and \[?0\.2\]? here",
+                 id="async_diloco-on_pytorch")])
+def test_workers_join_and_die_while_the_others_train_on(method: str, front_end: str, other: str, differs: str,
+                                                        tmp_path: Path) -> None:
+    """On PyTorch where that is installed, else on Gluon."""
+    file, settings = tmp_path / "end", tmp_path / "end.settings"
+    settings.write_text("4 0.1")
+    by = front_end if importlib.util.find_spec(front_end) else "gluon"
+    with Launch("-n", 3, "--spare", 1, "-s", 1, "--wire", "sockets", "--on-worker-loss", "continue", SCRIPT, by,
+                method, file, env=ENV) as launch:
         launch.wait_for("worker 0 | trains", "worker 1 | trains")
         asked = join(launch)
         assert (asked.returncode, asked.stdout.split(" of ")[0]) == (0, "worker 2"), asked
-        assert began(launch, "worker 2") > 0
+        began(launch, "worker 2")
         asked = join(launch)
         assert asked.returncode == 64 and "no place is empty" in asked.stderr
 
         launch.kill("worker 1", signal.SIGKILL)
         launch.wait_for_text("worker 1 was lost")
-        H.write_text("5")
+        settings.write_text(other)
         assert join(launch).returncode == 0
         launch.wait_for_text("exit code 70; the job goes on with 2 of 3 workers")
-        assert "this worker cannot join, since the job trains otherwise: options H is 4 there and 5 here" in launch.said
-        H.write_text("4")
+        assert re.search(f"this worker cannot join, since the job trains otherwise: {differs}", launch.said)
+        settings.write_text("4 0.1")
         assert join(launch).returncode == 0
         assert began(launch, "worker 1") > 100
         launch.kill("worker 2", signal.SIGKILL)

@@ -20,6 +20,8 @@ class Stepping(Optimizer):
         super().__init__(optimizer, model, store)
         self._inner = optimizer
         self._share_state()
+        rates = [float(group["lr"]) for group in self.param_groups]
+        store.session.own_step = {"optimizer": type(optimizer).__name__, "lr": rates}
 
     def _share_state(self) -> None:
         self.param_groups, self.state = self._inner.param_groups, self._inner.state

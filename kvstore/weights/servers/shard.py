@@ -178,9 +178,10 @@ class Shard:
     # -- commands --------------------------------------------------------------------------------------------
 
     def _open(self, method: str, options: Dict[str, Any], optimizer: Dict[str, Any],
-              buckets: Dict[str, Dict[str, Any]]) -> None:
+              buckets: Dict[str, Dict[str, Any]], local_step: Dict[str, Any]) -> None:
         """A store begins: one optimizer for all its buckets that live here."""
-        self._opened.append({"method": method, "options": options, "optimizer": optimizer, "buckets": buckets})
+        self._opened.append({"method": method, "options": options, "optimizer": optimizer, "buckets": buckets,
+                             "local_step": local_step})
         mine = self._mine(buckets)
         taken = sorted(set(mine) & set(self._entries))
         if taken:

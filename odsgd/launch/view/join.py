@@ -10,7 +10,7 @@ ANSWERED_WITHIN_S = 30.0
 
 
 def main(argv: List[str]) -> int:
-    """Ask the launcher, and say which worker it has started."""
+    """Ask the launcher, and say which worker it starts, and where."""
     parser = Parser("; `odsgd join --help` says how", prog="odsgd join",
                     description="Start another worker of a running job, in the place of one that is lost or was left "
                     "out by `odsgd launch --spare`. It takes the job's weights and begins; no other worker stops. Run "
@@ -20,25 +20,29 @@ def main(argv: List[str]) -> int:
                         help="the folder of its run, or the number of its launcher's process; may be left out where "
                         "only one job runs")
     job = watch.found(parser.parse_args(argv).job)
-    _started(job, "")
+    _place(job, "")
     until = time.monotonic() + ANSWERED_WITHIN_S
     with status_file.requested(job) as request:
         while time.monotonic() < until:
             time.sleep(0.1)
-            worker = _started(job, request)
-            if worker:
-                print(f"{worker} of job {job} starts; the job's launcher says when it has joined")
+            place = _place(job, request)
+            if place:
+                worker, host = place
+                print(f"{worker} of job {job}: {host} has been asked to start it; the job's launcher says when it has "
+                      "joined, or why it has not")
                 return 0
     raise ConfigError(f"job {job}: its launcher has not answered for {ANSWERED_WITHIN_S:g} s; is it stopped?")
 
 
-def _started(job: int, request: str) -> Optional[str]:
-    """The worker that the launcher has started for a request; ConfigError if there is none, and nobody may join now."""
+def _place(job: int, request: str) -> Optional[List[str]]:
+    """The worker that the launcher starts for a request, and its host; ConfigError if there is none and nobody may
+    join now.
+    """
     facts = status_file.read(job)
     if facts is None:
         raise ConfigError(f"job {job} has ended")
     closed = facts.get("closed", "its launcher is of another version of odsgd")
-    worker: Optional[str] = facts.get("joiners", {}).get(request)
-    if closed and worker is None:
+    place: Optional[List[str]] = facts.get("joiners", {}).get(request)
+    if closed and place is None:
         raise ConfigError(f"nobody can join job {job}: {closed}")
-    return worker
+    return place

@@ -60,7 +60,7 @@ class Job:
         method = methods.find("ssgd")
         bucket = {"server_rank": 0, "size": SIZE, "shape": None, "names": [("w", SIZE)], "lr_mult": 1.0, "wd_mult": 1.0}
         self.command("open", method=methods.where(method), options=method.Options(**options).plain(),
-                     optimizer=describe(mx.optimizer.Adam()), buckets={str(key): bucket})
+                     optimizer=describe(mx.optimizer.Adam()), local_step={}, buckets={str(key): bucket})
 
     def patience_s(self) -> float:
         """For how long it lets workers be silent."""

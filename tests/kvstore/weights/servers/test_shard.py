@@ -29,7 +29,7 @@ def shard(optimizer: Any, store: str = "ssgd", **options: Any) -> Shard:
     bucket = {"server_rank": 0, "size": SIZE, "shape": None, "names": [("first", FIRST), ("second", SIZE)],
               "lr_mult": 1.0, "wd_mult": 1.0}
     made.command("open", {"method": methods.where(method), "options": method.Options(**options).plain(),
-                          "optimizer": describe(optimizer), "buckets": {"7": bucket}})
+                          "optimizer": describe(optimizer), "local_step": {}, "buckets": {"7": bucket}})
     return made
 
 

@@ -152,10 +152,10 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
         join.main([])
     assert not note.take_request()  # who has given up asks no more
     with status_file.requested(os.getpid()) as one, status_file.requested(os.getpid()) as other:
-        taken = {str(note.take_request()): "worker 1", str(note.take_request()): "worker 2"}
+        taken = {str(note.take_request()): ["worker 1", "a"], str(note.take_request()): ["worker 2", "b"]}
         assert sorted(taken) == sorted([one, other]) and note.take_request() is None
         note.write({"closed": "no place is empty", "joiners": taken})  # the last one is taken
-        assert [join._started(os.getpid(), request) for request in taken] == ["worker 1", "worker 2"]
+        assert [join._place(os.getpid(), request) for request in taken] == [["worker 1", "a"], ["worker 2", "b"]]
     (status_file.folder() / f"{os.getpid()}.left.join").touch()  # for a killed launcher that had the same number
     assert status_file.StatusFile().take_request() is None
     note.close()
