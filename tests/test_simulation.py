@@ -56,6 +56,12 @@ def test_a_push_that_is_added_twice_is_found() -> None:
     assert any(exchanges.Run(seed, twice).broken for seed in range(1, 11))
 
 
+def test_one_buffer_for_two_exchanges_in_flight_is_found() -> None:
+    one_buffer = {"kvstore.transports.buffers": [("        before = self.last\n        self._buffers.reverse()\n",
+                                                  "        before = self.last\n")]}
+    assert any(exchanges.Run(seed, one_buffer).broken for seed in range(1, 16))
+
+
 def test_the_same_seed_prints_the_same_bytes_in_another_process() -> None:
     command = [sys.executable, str(SCRIPT), "--seed", "7"]
     first, second = (subprocess.run(command, capture_output=True, check=True).stdout for _ in range(2))

@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -58,6 +58,7 @@ JUMP_S = {"forward": 3600, "back": -3600}
 NO_SPACE = "No space left on device"
 ACCURATE = 0.9
 MARK = "ODSGD_CHAOS_MARK"
+ITERATION = re.compile(r"worker 0 \| iteration (\d+)/")
 
 
 class Case(NamedTuple):
@@ -121,7 +122,7 @@ class Job:
         command = [sys.executable, "-m", "odsgd", "launch", "-n", str(case.workers), "-s", str(case.servers), *where,
                    "--hang-timeout", str(HANG_TIMEOUT_S), *restarts, sys.executable, "-m", "odsgd", "train",
                    "--dataset", "digits", "--lr", "0.05", "--epochs", str(EPOCHS), "--checkpoint-every", str(EVERY),
-                   "--eval-every", "2", *flags, "--out", str(out)]
+                   "--eval-every", "2", "--log-interval", "1", *flags, "--out", str(out)]
         environ = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
         start: Callable[..., Any] = hosts.popen if hosts else subprocess.Popen
         self.process = start(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, text=True,
@@ -313,7 +314,7 @@ def watched(one: Case, job: Job) -> Dict[str, Any]:
         named_at = named(job, one, hit_at)
         return {**one._asdict(), "hit": running, "code": code, "left": left,
                 "named_s": None if named_at is None else round(named_at - hit_at, 1),
-                "restarted": job.said("restart 1 of", hit_at) is not None,
+                "restarted": job.said("restart 1 of", hit_at) is not None, "useful_s": useful_s(job.lines, hit_at),
                 "damaged": damaged(out), "finished": newest(out) == EPOCHS * PER_EPOCH[one.workers],
                 "accuracy": accuracy(out), "weights": weights(out), "seconds": round(ended_at - began, 1),
                 "traceback": traceback_in([line for _, line in job.lines]),
@@ -334,6 +335,23 @@ def named(job: Job, one: Case, since: float) -> Optional[float]:
         words["link"] += "|worker . failed .*exit code"  # MPI ends itself, with its own words
     blamed = rf"^odsgd launch: (warning: )?{re.escape(one.victim)} "  # others are told of behind it
     return job.said(words.get(one.victim, blamed), since)
+
+
+def useful_s(lines: Sequence[Tuple[float, str]], since: float) -> Optional[float]:
+    """The longest time from then on in which no iteration was done that had not been done before; None: none came.
+
+    >>> at = lambda when, number: (when, f"worker 0 | iteration {number}/9: loss 1")
+    >>> useful_s([at(1.0, 4), at(2.0, 5), at(9.0, 4), at(9.5, 5), at(10.0, 6), at(10.5, 7)], 1.5)
+    8.0
+    """
+    farthest, last, longest = 0, since, None  # type: int, float, Optional[float]
+    for when, line in lines:
+        found = ITERATION.match(line)
+        if found and int(found[1]) > farthest:
+            farthest = int(found[1])
+            if when > since:
+                longest, last = max(longest or 0.0, when - last), when
+    return None if longest is None else round(longest, 1)
 
 
 def mpi_does_not_start(one: Dict[str, Any]) -> bool:

@@ -4,9 +4,10 @@ A push has a 1 in an element of its own, by rank and step, and the server subtra
 which pushes are in them, and how often. Workers gather texts now and then, by sums over all of them. Of an asynchronous
 job a worker may be lost; the servers' hosts hear of that each at a time of its own.
 """
+import collections
 import functools
 import random
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Counter, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -42,12 +43,14 @@ class Run:
         options: Any = self.method.Options
         self.options = options(codec=codec, codec_weights=codec_weights, reduction="sum", timeout_s=TIMEOUT_S)
         self.num_buckets, self.num_hosts = draw.randrange(1, 4), draw.randrange(1, 4)
+        self.behind = 0 if self.asynchronous else draw.choice((0, 0, 1))  # exchanges in flight, as of OD-SGD
         self.broken: List[str] = []
         self.faults: List[str] = []
         self.processes: Dict[str, Process] = {}
         self.lost: Dict[int, float] = {}  # when the job was told, by rank
         self.known: Dict[Tuple[int, int], bytes] = {}  # weights by bucket and version
         self.taken: Dict[Tuple[int, int], Tuple[int, int]] = {}  # by rank and bucket: own steps in it, version
+        self.staleness: Dict[Tuple[int, int], Counter[int]] = collections.defaultdict(collections.Counter)
         self.done: Dict[int, int] = {}  # exit codes of workers
         self.ready = 0  # workers that have met
         self.sink = Sink(self.world, "said")
@@ -113,16 +116,22 @@ class Run:
                            buckets, self.method(self.options, self.num_workers).traffic(whole=True)),
                      lambda bucket: engine.zeros(bucket.size))
         self.ready += 1
+        under_way: Deque[Tuple[int, List[Any]]] = collections.deque()
         for step in range(self.steps):
             stdlib.sleep(self.step_s * (0.5 + self.world.random.random()))
             grad = np.zeros(size, np.float32)
             grad[rank * self.steps + step] = 1
-            pending = [store.exchange(bucket, engine.array(grad), 1.0) for bucket in buckets]
-            for bucket, one in zip(buckets, pending):
-                w = engine.memory(one.result()).copy()
-                self._took(rank, step, bucket.id, w, store.versions()[bucket.id] if self.asynchronous else step + 1)
+            under_way.append((step, [store.exchange(bucket, engine.array(grad), 1.0) for bucket in buckets]))
+            while len(under_way) > (self.behind if step < self.steps - 1 else 0):
+                begun, pending = under_way.popleft()
+                for bucket, one in zip(buckets, pending):
+                    w = engine.memory(one.result()).copy()
+                    version = store.versions()[bucket.id] if self.asynchronous else begun + 1
+                    self._took(rank, begun, bucket.id, w, version)
             if step % 2:
                 self._gathered(rank, agreement.gather_texts(store, f"worker {rank} at {step}"), step)
+        if self.asynchronous:
+            self._counted(rank, store.statistics())
         store.close()
         image.load("kvstore.transports.joining").disconnect()
 
@@ -141,6 +150,7 @@ class Run:
         _, before = self.taken.get((rank, key), (0, 0))
         self.expect(version > before, f"versions_grow: {where}, after {before}")
         self.taken[rank, key] = step + 1, version
+        self.staleness[rank, key][version - 1 - before] += 1  # what others have pushed since it took its weights
         known = self.known.setdefault((key, version), w.tobytes())
         self.expect(known == w.tobytes(), f"versions_have_one_value: {where}")
 
@@ -148,6 +158,13 @@ class Run:
         for other, text in enumerate(texts):
             self.expect(text == f"worker {other} at {step}" or (text == "" and other in self.lost),
                         f"texts_are_whole: worker {rank}, step {step}: of worker {other} {text!r}")
+
+    def _counted(self, rank: int, statistics: Dict[int, Dict[str, Any]]) -> None:
+        """The staleness that servers count for a worker is that of its gradients, push by push."""
+        for key, one in statistics.items():
+            counted = {tau: count for worker_rank, tau, count in one["staleness"] if worker_rank == rank}
+            self.expect(counted == self.staleness[rank, key], f"staleness_is_counted: worker {rank}, bucket {key}: "
+                        f"{counted} in place of {dict(self.staleness[rank, key])}")
 
     def _ended(self, rank: int) -> None:
         process = self.processes[f"worker {rank}"]

@@ -48,6 +48,7 @@ class Training:
         self.finals: List[Tuple[int, int, int]] = []  # (attempt, iteration, sum) at a worker's end
         self.pushes: Dict[Tuple[str, int, int], int] = collections.Counter()
         self.born: Callable[[Process], object] = lambda process: None
+        self.reach: Callable[[str], object] = lambda what: None
 
     @property
     def about_s(self) -> float:
@@ -400,6 +401,7 @@ class Node:
                 total = self.exchange(step)
             if step % training.every == 0:
                 self.meet(step, total)
+        training.reach("end")
         training.finals.append((attempt, training.iterations, total))
         self.report.report("done", at=pulse.at)
         for name in self.servers:
@@ -409,6 +411,7 @@ class Node:
 
     def meet(self, step: int, total: int) -> None:
         """Evaluate some batches, then meet; then worker 0 saves."""
+        self.training.reach("evaluation")
         with self.pulse.pulse.doing("evaluation"):
             for _ in range(3):
                 self.pulse.pulse.substep += 1
@@ -434,6 +437,7 @@ class Node:
 
     def save(self, step: int, total: int) -> None:
         """Write, then rename: from then on it counts."""
+        self.training.reach("checkpoint")
         stdlib.sleep(0.02 + 0.3 * self.world.random.random())
         if self.training.disk.up:
             self.training.disk.files[f"{RUN}/whole-{step}"] = bytearray(f"{step} {total}".encode())

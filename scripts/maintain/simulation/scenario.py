@@ -2,12 +2,13 @@
 
 The draws of the faults do not depend on each other's presence, so a failing seed can be shrunk by leaving some out.
 """
+import collections
 import dataclasses
 import functools
 import hashlib
 import random
 import signal
-from typing import Any, Collection, Dict, List, NamedTuple, Optional
+from typing import Any, Collection, Counter, Dict, List, NamedTuple, Optional
 
 from scripts.maintain.simulation import programs, stdlib
 from scripts.maintain.simulation.files import Link, Null, Sink
@@ -29,16 +30,17 @@ was half of all events."""
 
 
 class Fault(NamedTuple):
-    """Something bad. It happens `at_s`, or at the `call` of the victim's system calls."""
+    """Something bad. It happens `at_s`, at the `call` of the victim's system calls, or about a `moment` of the job."""
 
     kind: str
     victim: str
     at_s: float
     call: int
     lasts_s: float
+    moment: str  # such as "evaluation 2": when a worker begins one and it is the second that does
 
     def __str__(self) -> str:
-        when = f"at call {self.call}" if self.call else f"at {self.at_s:.2f} s"
+        when = f"at call {self.call}" if self.call else f"at {self.moment or f'{self.at_s:.2f} s'}"
         return f"{self.kind} {self.victim} {when}" + (f" for {self.lasts_s:.1f} s" if self.lasts_s else "")
 
 
@@ -83,7 +85,7 @@ class Result:
 def draw_job(image: Image, draw: random.Random) -> Any:
     """A request as a user may make it."""
     num_workers = draw.choice((1, 2, 2, 3, 4))
-    num_servers = draw.choice((0, 1, 1, 2))
+    num_servers = draw.choice((0, 0, 1, 1, 2))
     ssh = draw.random() < 0.6
     host = image.load("odsgd.launch.hostfile").Host
     slots = tuple(host(address) for address in THERE[:draw.randrange(1, 4)]) if ssh else ()
@@ -111,6 +113,8 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool) -> L
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3, 4))):
         kind, at_s = draw.choice(kinds), about_s * draw.random()
         lasts_s = draw.choice((0.3, 3.0, 8.0, 30.0)) if heals or draw.random() < 0.5 else 0.0
+        if kinds is not KINDS and kind == "cut data" and lasts_s:
+            lasts_s = draw.choice((8.0, 30.0))  # longer than it takes a ring to give up at its start
         host = draw.choice([*hosts, HERE])
         victim = {"lose host": host, "reboot": host, "cut": host, "cut one way": host, "cut data": host, "slow": host,
                   "reset": host, "late agents": host, "clock": host, "end agent": f"agent {host}"}.get(
@@ -126,7 +130,8 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool) -> L
             lasts_s = lasts_s or (5.0 if kind in ("pause", "late agents", "reboot") else 0.0)
         else:
             lasts_s = 0.0
-        faults.append(Fault(kind, victim, at_s, call, lasts_s))
+        moment = f"{draw.choice(('evaluation', 'checkpoint', 'end'))} {draw.randrange(1, 4)}"
+        faults.append(Fault(kind, victim, at_s, call, lasts_s, moment if not call and draw.random() < 0.3 else ""))
     return faults
 
 
@@ -135,10 +140,11 @@ class Injector:
 
     def __init__(self, result: Result, out: Sink, err: Sink) -> None:
         self.result, self.world, self.out, self.err = result, result.world, out, err
-        self.waiting: Dict[str, List[Fault]] = {}
+        self.waiting: Dict[str, List[Fault]] = {}  # by victim, or moment
+        self.reached: Counter[str] = collections.Counter()
         for fault in result.faults:
-            if fault.call:
-                self.waiting.setdefault(fault.victim, []).append(fault)
+            if fault.call or fault.moment:
+                self.waiting.setdefault(fault.moment or fault.victim, []).append(fault)
             else:
                 self.world.after(fault.at_s, functools.partial(self._hit, fault))
 
@@ -147,6 +153,12 @@ class Injector:
         for fault in self.waiting.pop(process.label, [])[:1]:
             process.hit_at_call = process.calls + fault.call
             process.hit = functools.partial(self._hit, fault, process)
+
+    def reach(self, what: str) -> None:
+        """A worker begins this: perhaps a fault waits for it, and comes up to a second later."""
+        self.reached[what] += 1
+        for fault in self.waiting.pop(f"{what} {self.reached[what]}", []):
+            self.world.after(self.world.random.random() ** 3, functools.partial(self._hit, fault))
 
     def _find(self, label: str) -> Optional[Process]:
         found = [process for host in self.world.hosts.values() for process in host.processes.values()
@@ -262,7 +274,8 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
     result = Result(seed, job, training, world, process, heals)
     result.faults = [fault for number, fault in enumerate(draw_faults(job, training.about_s, draw, heals))
                      if number not in without]
-    training.born = Injector(result, out, err).born
+    injector = Injector(result, out, err)
+    training.born, training.reach = injector.born, injector.reach
     if any(fault.kind == "stop" and fault.victim == "launcher" for fault in result.faults):
         limit_s = 300.0  # it may stand for ever
     world.run(limit_s, lambda: process.code is not None)
