@@ -14,6 +14,8 @@ from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending
 
 MOST_WORKERS = 2 ** 17
+LOOKS = 60
+"""Parts of the time to wait: while the process stands still (SIGSTOP, a laptop that sleeps), one of them passes."""
 
 _threads = [ThreadPoolExecutor(MOST_WORKERS)]
 """For the workers of all stages; threads are reused, since MXNet keeps 5 MB for each thread that ever computed."""
@@ -89,7 +91,7 @@ class Turns:
         waiter = _Waiter(ready)
         self._waiting.append(waiter)
         self._hand_over()
-        if not waiter.turn.acquire(timeout=self.timeout_s):
+        if not any(waiter.turn.acquire(timeout=self.timeout_s / LOOKS) for _ in range(LOOKS)):
             raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; another worker computes for so long")
         if not ready():
             if self._failure is not None:

@@ -1,6 +1,8 @@
-"""A job in one process has as many workers as the machine has threads for."""
+"""A job in one process: as many workers as the machine has threads for; waits that a stop does not end."""
+import signal
 import subprocess
 import sys
+import time
 
 from tests.jobs import ROOT, environment
 
@@ -33,3 +35,30 @@ def test_a_thousand_workers_meet_and_more_than_the_machine_takes_are_refused() -
                           capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2000 workers in one process: this machine has begun ")
+
+
+# worker 0 waits for worker 1, which waits for a line
+SLOW = """
+import sys
+import numpy as np
+from kvstore.transports.in_process import Stage
+
+def work(transport):
+    if transport.worker_rank == 1:
+        print("computes", flush=True)
+        sys.stdin.readline()
+    return transport.total(np.ones(1))[0]
+
+print(Stage(2, timeout_s=2).run(work))
+"""
+
+
+def test_time_in_which_the_process_is_stopped_is_no_waiting() -> None:
+    with subprocess.Popen([sys.executable, "-c", SLOW], cwd=ROOT, env=environment(), text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdin is not None and job.stdout is not None
+        assert job.stdout.readline() == "computes\n"
+        job.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        job.send_signal(signal.SIGCONT)
+        assert job.communicate("go on\n", timeout=60)[0] == "[2.0, 2.0]\n"
