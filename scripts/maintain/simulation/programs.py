@@ -467,12 +467,14 @@ class Node:
         for name in others:
             self.send(name, "here", self.process.name)
         came: Set[str] = set()
-        gives_up_at = self.world.now + MPI_SEARCHES_S + self.training.import_s
+        gives_up_at = 0.0
         while len(came) < len(others):
-            if self.world.now > gives_up_at:  # in its words
+            if len(self.fabric.nodes) == self.num_workers and not gives_up_at:  # by the launcher all know of each other
+                gives_up_at = self.world.now + MPI_SEARCHES_S
+            if gives_up_at and self.world.now > gives_up_at:  # all at about the same time, in its words
                 stdlib.stderr.write("Fatal error in internal_Init: Other MPI error\n")
                 return MPI_GAVE_UP
-            message = self.receive_meeting(gives_up_at + 0.1)
+            message = self.receive_meeting(gives_up_at + 0.1 if gives_up_at else self.world.now + 0.2)
             if message and message[0] == "here":
                 came.add(message[1])
         start, self.ring_total = self.training.newest()

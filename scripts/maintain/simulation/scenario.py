@@ -113,9 +113,9 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool) -> L
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3, 4))):
         kind, at_s = draw.choice(kinds), about_s * draw.random()
         lasts_s = draw.choice((0.3, 3.0, 8.0, 30.0)) if heals or draw.random() < 0.5 else 0.0
-        if kinds is not KINDS and kind == "cut data" and lasts_s:
-            lasts_s = draw.choice((8.0, 30.0))  # longer than it takes a ring to give up at its start
         host = draw.choice([*hosts, HERE])
+        if kinds is not KINDS and kind == "cut data":  # of a worker, for longer than MPI searches
+            host, lasts_s = draw.choice(hosts), draw.choice((8.0, 30.0)) if lasts_s else 0.0
         victim = {"lose host": host, "reboot": host, "cut": host, "cut one way": host, "cut data": host, "slow": host,
                   "reset": host, "late agents": host, "clock": host, "end agent": f"agent {host}"}.get(
                       kind, "launcher" if kind not in ON_PROCESSES else draw.choice(everybody))
