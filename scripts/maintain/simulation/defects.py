@@ -26,6 +26,10 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "an asynchronous job whose link was down was told to give its workers data of one length": [
         (LIVENESS, "if self._uneven or not waiting or any(process.asynchronous for process in workers):",
          "if self._uneven or not waiting:")],
+    "a worker that stood still before its agent was stopped was blamed in the agent's place": [
+        (LIVENESS, "self._fresh_s = min(FRESH_S, self._warn_s)", "self._fresh_s = FRESH_S")],
+    "workers whose messages were lost were told to have data of one length, without a doubt": [
+        (LIVENESS, '"either messages between them do not come through, or not all do the same: "', '""')],
     "a ring whose link stayed down used up its restarts in seconds": [
         (JUDGE, "if len(self.workers) > 1 and len(alike) == 1 and not ended_while_joining:",
          "if len(self.workers) > 1 and len(alike) == 1:")],

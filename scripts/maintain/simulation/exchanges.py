@@ -19,13 +19,13 @@ from kvstore.optimizers import described, formulas
 from scripts.maintain.simulation import stdlib
 from scripts.maintain.simulation.files import Null, Sink
 from scripts.maintain.simulation.loader import Changes, Image
-from scripts.maintain.simulation.system import Process, World
+from scripts.maintain.simulation.system import Host, Process, World
 
 COPIED = ("kvstore.job", "kvstore.transports", "kvstore.weights.servers", "kvstore.engine",
           "kvstore.optimizers.apply")
 HOSTS, PORT, LOST = ("10.0.0.1", "10.0.0.2", "10.0.0.3"), 4000, "/tmp/lost"
 TIMEOUT_S = 30.0
-KINDS = ("kill worker", "kill worker", "kill server", "pause", "cut", "slow", "late", "stranger")
+KINDS = ("kill worker", "kill worker", "kill server", "lose host", "pause", "cut", "slow", "late", "stranger")
 
 
 class Run:
@@ -173,7 +173,7 @@ class Run:
     def _judge(self) -> None:
         """A worker that was not hit ends with 0, unless a process was killed without which the job cannot go on."""
         killed = [fault.partition(":")[0].split() for fault in self.faults if fault.startswith("kill")]
-        hit = {int(rank) for _, role, rank in killed if role == "worker"}
+        hit = {int(words[2]) for words in killed if words[1] == "worker"}
         fatal = [one for one in killed if one[1] == "server" or not self.asynchronous or "early" in self.faults]
         self.expect(len(self.done) == self.num_workers, f"ends: {sorted(self.done)} of {self.num_workers} have")
         for rank, code in self.done.items():
@@ -205,6 +205,8 @@ class Run:
                 self._note(f"kill {server}")
                 self.processes[server].end(-9)
                 self._end_all_later()
+        elif kind == "lose host":
+            self._lose(host)
         elif kind == "pause":
             victim = self.processes[list(self.processes)[int(where * len(self.processes))]]
             self._note(f"pause {victim.label}")
@@ -227,19 +229,34 @@ class Run:
         self.world.note(f"FAULT {what}")
 
     def _kill_worker(self, name: str) -> None:
-        rank = int(name.split()[1])
         self._note(f"kill {name}")
         self.processes[name].end(-9)
-        if self.ready < self.num_workers or not self.asynchronous:
+        self._go_on_without([name])
+
+    def _lose(self, host: Host) -> None:
+        """All processes of a host are gone at once, and no connection hears of it."""
+        gone = [name for name, process in self.processes.items() if process.host is host and not process.dead]
+        host.lose_power()
+        for name in gone:
+            self._note(f"kill {name}")
+            if name.startswith("worker"):
+                self.done[int(name.split()[1])] = -9
+        self._go_on_without(gone)
+
+    def _go_on_without(self, names: List[str]) -> None:
+        """The launcher tells the job that workers are lost, or ends it."""
+        workers = [name for name in names if name.startswith("worker")]
+        if self.ready < self.num_workers or not self.asynchronous or workers != names:
             self.faults.append("early")
             self._end_all_later()
             return
-        self.lost[rank] = self.world.now
-        for host in self.world.hosts.values():
-            self.world.after(0.3 + 1.5 * self.draw.random(), functools.partial(self._tell_lost, host, rank))
+        for rank in (int(name.split()[1]) for name in workers):
+            self.lost[rank] = self.world.now
+            for host in self.world.hosts.values():
+                self.world.after(0.3 + 1.5 * self.draw.random(), functools.partial(self._tell_lost, host, rank))
 
     @staticmethod
-    def _tell_lost(host: Any, rank: int) -> None:
+    def _tell_lost(host: Host, rank: int) -> None:
         """As the launcher's agents do (`agent._append_lines`)."""
         host.files[LOST] = bytearray(bytes(host.files.get(LOST) or b"") + b"%d\n" % rank)
 

@@ -76,7 +76,8 @@ def names_the_victim(result: Result) -> Iterator[str]:
 def blames_no_data(result: Result) -> Iterator[str]:
     """Workers whose data are of one length are not told that they are not, without a doubt."""
     for text in result.texts():
-        if "needs as many batches" in text and "either messages between them do not come through" not in text:
+        doubted = not result.training.asynchronous and "either messages between them do not come through" in text
+        if "needs as many batches" in text and not doubted:
             yield text
 
 
