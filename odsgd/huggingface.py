@@ -41,12 +41,11 @@ class HuggingFaceCallback(TrainerCallback):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.store.shown.close()
+        self.store.show_own()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if control.should_evaluate or control.should_save:
             self.on_epoch_end(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.store.shown.close()
-        self.store.shown.enter_context(self.store.global_weights())
+        self.store.show_global()

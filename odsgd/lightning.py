@@ -38,11 +38,10 @@ class LightningCallback(lightning.Callback):
             optimizer.synchronize_grads()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.store.shown.close()
+        self.store.show_own()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.store.shown.close()
-        self.store.shown.enter_context(self.store.global_weights())
+        self.store.show_global()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.state.fn == "fit":  # else it is of the weights that the script has put in place

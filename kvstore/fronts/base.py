@@ -27,7 +27,7 @@ import numpy as np
 
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
-from kvstore.job import ending, environment
+from kvstore.job import agreement, ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Bucket
 from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods.common import Options
@@ -373,9 +373,9 @@ class FrontEnd(Generic[L]):
 
     def _from_worker_0(self, sizes: Mapping[K, int], mine: Callable[[K], np.ndarray]) -> Iterator[Tuple[K, np.ndarray]]:
         """Worker 0's numbers of each key, flat: sums to which it alone adds anything. Collective; waits."""
-        own = self.rank == 0 or environment.joined()  # a joiner gets no other worker's numbers from sums
-        return self._over_workers(sizes, mine if own else lambda key: np.zeros(sizes[key], np.float32),
-                                  self.session.transport.total)
+        transport = self.session.transport
+        return self._over_workers(sizes, mine if agreement.brings_own(transport) else lambda key: np.zeros(sizes[key]),
+                                  transport.total)
 
     def _counts(self, *rates: float) -> Tuple[float, Sequence[float]]:
         """Weight of one gradient in the coming iteration, and its learning rates. Waits, where data may be uneven.

@@ -77,9 +77,15 @@ def gather_texts(transport: Totals, mine: str) -> List[str]:
     return [text.tobytes().decode() if text.all() else "" for text in texts]
 
 
+def brings_own(transport: Totals) -> bool:
+    """Whether this worker's values are what it goes on with: worker 0's, which the others get by sums, and those of one
+    that has joined a running job, which gets nothing by sums."""
+    return transport.worker_rank == 0 or environment.joined() > 0
+
+
 def from_worker_0(transport: Totals, data: bytes) -> bytes:
     """Worker 0's `data` on every worker; its own on one that has joined a running job. Collective; waits."""
-    return from_one(transport, data if transport.worker_rank == 0 or environment.joined() else b"")
+    return from_one(transport, data if brings_own(transport) else b"")
 
 
 def from_one(transport: Totals, mine: bytes) -> bytes:

@@ -29,7 +29,7 @@ from kvstore.job.report import report
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending, Ring, TrafficSettings, Transport
-from kvstore.transports.mpi import check_job
+from kvstore.transports.mpi import check_job, check_place
 from kvstore.transports.rounds import on_ring
 from kvstore.transports.sharded import Cuts, Halves, Owner, part
 
@@ -230,7 +230,9 @@ class _Group:
         report("joined")
         ending.end_well(self._leave)
         if group is None and environment.launched():
-            _check_place(self.worker_rank, self.num_workers)
+            check_place("the process group's rank", self.worker_rank, self.num_workers, os.environ["DMLC_NUM_WORKER"],
+                        'begin the group by `init_process_group("gloo")` alone, which takes both from the job, or '
+                        "make the store before it")
         software.compare(self)
 
     def _new(self) -> Any:
@@ -264,15 +266,6 @@ class _Group:
         if self.ours:
             self._dist.destroy_process_group()
         report("done", at=pulse.at)
-
-
-def _check_place(worker_rank: int, num_workers: int) -> None:
-    """The process group must be the launcher's job."""
-    rank, size = os.environ["ODSGD_WORKER_RANK"], os.environ["DMLC_NUM_WORKER"]
-    if (rank, size) != (str(worker_rank), str(num_workers)):
-        raise ConfigError(f"the process group's rank {worker_rank} of {num_workers} is worker {rank} of {size} of the "
-                          "job; begin the group by `init_process_group(\"gloo\")` alone, which takes both from the "
-                          "job, or make the store before it")
 
 
 def _checked(array: NDArray, check: Optional[Check]) -> np.ndarray:

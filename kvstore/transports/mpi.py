@@ -43,7 +43,7 @@ class World:
             self.comm = world.Dup()
         self.comm.Set_errhandler(self.mpi.ERRORS_RETURN)  # as exceptions
         _unlink_shared_memory()
-        _check_place(self.worker_rank, self.num_workers, self.mpi)
+        _check_world(self.worker_rank, self.num_workers, self.mpi)
         report("joined")
 
     def _start(self) -> None:
@@ -125,20 +125,24 @@ def _check_netmod(mpi: Any) -> None:
                           f"of MPICH has both: {INSTALL}")
 
 
-def _check_place(worker_rank: int, num_workers: int, mpi: Any) -> None:
+def _check_world(worker_rank: int, num_workers: int, mpi: Any) -> None:
     """MPI must see the same job as the launcher."""
     expected = os.environ.get("DMLC_NUM_WORKER") or _size_said_by_mpiexec()
     if expected is None:
         raise ConfigError("this store needs a job; start the script with `odsgd launch -n 2 -s 0 python script.py` or "
                           "`mpiexec -n 2 python script.py`, or use kvstore.create('local') in one process")
     vendor = " ".join([mpi.get_vendor()[0], ".".join(map(str, mpi.get_vendor()[1]))])
-    if int(expected) != num_workers:
-        raise ConfigError(f"MPI ({vendor}) sees {num_workers} workers and the job has {expected}; mpi4py must be built "
-                          f"on the MPI that starts the job, and for `odsgd launch` on MPICH or its kin: {INSTALL}")
-    given = os.environ.get("ODSGD_WORKER_RANK")
-    if given is not None and given != str(worker_rank):
-        raise ConfigError(f"ODSGD_WORKER_RANK is {given} and MPI's rank {worker_rank}; leave ODSGD_WORKER_RANK unset "
-                          "where mpiexec starts the workers")
+    check_place(f"the rank in MPI ({vendor})", worker_rank, num_workers, expected, "mpi4py must be built on the MPI "
+                "that starts the job, and for `odsgd launch` on MPICH or its kin "
+                f"({INSTALL}); leave ODSGD_WORKER_RANK unset where mpiexec starts the workers")
+
+
+def check_place(what: str, worker_rank: int, num_workers: int, expected: str, advice: str) -> None:
+    """ConfigError unless this process has the rank that the launcher gave it, of the `expected` number of workers."""
+    given = os.environ.get("ODSGD_WORKER_RANK", str(worker_rank))
+    if (given, expected) != (str(worker_rank), str(num_workers)):
+        raise ConfigError(f"{what} is {worker_rank} of {num_workers}, and this process is worker {given} of {expected} "
+                          f"of the job; {advice}")
 
 
 def _size_said_by_mpiexec() -> Optional[str]:

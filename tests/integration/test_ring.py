@@ -164,9 +164,9 @@ def alone() -> None:
 
 def test_ranks_of_the_launcher_and_of_mpi_must_agree() -> None:
     job = mpi_job(1, "alone", ODSGD_WORKER_RANK="1")
-    assert job.returncode and "ODSGD_WORKER_RANK is 1 and MPI's rank 0" in job.stderr
+    assert job.returncode and "is 0 of 1, and this process is worker 1 of 1 of the job" in job.stderr
     job = mpi_job(1, "alone", DMLC_NUM_WORKER="2")
-    assert job.returncode and "sees 1 workers and the job has 2; mpi4py must be built" in job.stderr
+    assert job.returncode and "worker 0 of 2 of the job; mpi4py must be built on the MPI" in job.stderr
 
 
 def test_a_process_without_a_job_is_told_how_to_get_one() -> None:

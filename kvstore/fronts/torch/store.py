@@ -68,7 +68,7 @@ class TorchStore(FrontEnd[TensorLane]):
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         super().__init__(method, options, transport)
         self.optimizer: Any = None  # the one that trains by it, once made
-        self.shown = contextlib.ExitStack()  # what a trainer's callback shows, as long as there is the model
+        self._shows_global = contextlib.ExitStack()
         self._tensors: Dict[str, torch.Tensor] = {}
         self._trained: Dict[str, Trained] = {}
         self._parameters: Dict[str, Parameter] = {}
@@ -92,6 +92,15 @@ class TorchStore(FrontEnd[TensorLane]):
         self._check_weights()
         with super().showing(snapshot):
             yield
+
+    def show_global(self) -> None:
+        """Let the model hold the global weights until `show_own`, for a trainer's callback. Collective; waits."""
+        self.show_own()
+        self._shows_global.enter_context(self.global_weights())
+
+    def show_own(self) -> None:
+        """Let the model hold this worker's own weights again."""
+        self._shows_global.close()
 
     # -- before the first step ---------------------------------------------------------------------------------
 

@@ -29,9 +29,10 @@ class Member:
     asked_to_join: bool = False
     joined: bool = False
     hung: bool = False  # it is to be ended
-    lost: bool = False  # the job goes on without it
+    part: str = "awaited"
+    """awaited: the job waits for its start and its end; lost: the job goes on without it; joiner: it came later, into
+    an empty place, and nobody waits for it."""
     lost_at: float = 0.0  # when it was found to be lost
-    joins: bool = False  # it came later, in the place of a lost one; the end of the job does not wait for it
     tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
 
     def reached(self, phase: str) -> None:
@@ -45,11 +46,6 @@ class Member:
     def rank(self) -> int:
         """The rank in its name; the scheduler has none, and is 0."""
         return int(self.name.partition(" ")[2] or 0)
-
-    @property
-    def absent(self) -> bool:
-        """Whether its place is empty."""
-        return self.lost and not self.joins
 
     @property
     def done_or_ended(self) -> bool:

@@ -100,7 +100,7 @@ class Judge:
 
     def joins(self, worker: Member, now: float) -> None:
         """A worker starts in an empty place. The job neither ends with it nor waits for it."""
-        worker.lost = worker.joins = True
+        worker.part = "joiner"
         self.members[worker.name] = worker
         self.workers = [*(one for one in self.workers if one.name != worker.name), worker]
         self.liveness.joins(worker.name, worker.host, now)
@@ -122,7 +122,7 @@ class Judge:
             member.reached(event)
             if self.joining_since is None:
                 self.joining_since = now
-            if event == "joined" and member.joins:
+            if event == "joined" and member.part == "joiner":
                 self.newly_joined.append(member.rank)
             if event == "done":
                 self.liveness.leaving(name, report.get("at"))
@@ -203,7 +203,7 @@ class Judge:
     @property
     def all_joined(self) -> bool:
         """Whether every process that the job began with has joined."""
-        return self.is_up and all(worker.joined or worker.lost for worker in self.workers)
+        return self.is_up and all(worker.joined or worker.part != "awaited" for worker in self.workers)
 
     def blocking_startup(self) -> List[str]:
         """The processes that kept the job from starting.
@@ -282,7 +282,7 @@ class Judge:
             return None
         reasons = [reason for failure in self.failures for reason in [self._why_not_continue(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]
-        if all(worker.lost or worker.name in failed for worker in self.workers):
+        if all(worker.part != "awaited" or worker.name in failed for worker in self.workers):
             reasons.append("no worker is left")
         if self.continues_on_loss and not reasons:
             self._continue_without_failed(now)
@@ -320,8 +320,8 @@ class Judge:
         """Go on without the workers that have failed."""
         for failure in self.failures:
             for member in failure.members:
-                member.lost, member.joins, member.lost_at = True, False, now
-            going = sum(not worker.absent for worker in self.workers)
+                member.part, member.lost_at = "lost", now
+            going = sum(worker.part != "lost" for worker in self.workers)
             how = ("every other worker has finished" if self._workers_ended() else
                    f"the job goes on with {going} of {len(self.workers)} workers")
             text = failure.text
@@ -367,7 +367,7 @@ class Judge:
     def _servers_exited_early(self, now: float) -> Optional[Verdict]:
         if self.server_exited_at is None or now - self.server_exited_at < EARLY_EXIT_FAILS_AFTER_S:
             return None
-        left = [worker for worker in self.workers if not worker.lost]
+        left = [worker for worker in self.workers if worker.part == "awaited"]
         if not any(worker.joined for worker in left) or any(worker.done_or_ended for worker in left):
             return None
         member = next(member for member in self.non_workers if member.code is not None)
@@ -375,10 +375,10 @@ class Judge:
         return Verdict(EXIT_FAILURE, Failure(member).message(text), member.name)
 
     def _workers_ended(self) -> bool:
-        return all(worker.code == 0 for worker in self.workers if not worker.lost)
+        return all(worker.code == 0 for worker in self.workers if worker.part == "awaited")
 
     def _lost_ranks(self) -> List[int]:
-        return sorted(worker.rank for worker in self.workers if worker.absent)
+        return sorted(worker.rank for worker in self.workers if worker.part == "lost")
 
     def _has_come_up(self) -> bool:  # rule 5
         if self.non_workers:

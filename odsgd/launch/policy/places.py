@@ -25,5 +25,6 @@ def why_closed(job_closed: str, plan: Plan, judge: Judge) -> str:
 def next_empty(plan: Plan, judge: Judge) -> Optional[Process]:
     """The process of the empty place that the next worker takes."""
     members = judge.members
-    empty = [one for one in (*plan.workers[1:], *plan.spare) if one.name not in members or members[one.name].absent]
+    empty = [one for one in (*plan.workers[1:], *plan.spare)
+             if one.name not in members or members[one.name].part == "lost"]
     return min(empty, key=lambda one: members[one.name].lost_at if one.name in members else -math.inf, default=None)
