@@ -7,7 +7,7 @@ A bucket is one message to one server: small parameters share one, a large param
     Bucket      segments side by side, one float32 array; id = the key on the wire
 
 `plan` is a pure function: the same parameters give the same buckets on every worker. Checkpoints are per parameter
-(`split`, `join`), so they outlive a plan. docs/design.md, "Messages", says what shares a bucket.
+(`split`, `join`), so they outlive a plan. docs/explanation/messages.md says what shares one.
 """
 import dataclasses
 import math

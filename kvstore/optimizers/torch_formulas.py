@@ -13,7 +13,20 @@ from kvstore.engine.engine import NDArray
 from kvstore.optimizers.formulas import Formula, State
 
 
-class HeavyBall(Formula):
+class TorchFormula(Formula):
+    """g <- g + wd w;  w <- w - `move`: what all of them but AdamW have."""
+
+    def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
+        if wd:
+            g += wd * w
+        np.subtract(w, self.move(g, state, lr, t), out=out)
+
+    def move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
+        """How far the weights go; `state` is that of step `t` afterwards."""
+        raise NotImplementedError
+
+
+class HeavyBall(TorchFormula):
     """``torch.optim.SGD``.
 
         g <- g + wd w;    v <- momentum v + g;    w <- w - lr v        nesterov: w <- w - lr (g + momentum v)
@@ -25,16 +38,14 @@ class HeavyBall(Formula):
         super().__init__(**options)
         self.momentum, self.nesterov = momentum, nesterov
 
-    def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
-        if wd:
-            g += wd * w
+    def move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
         v = state["momentum_buffer"]
         v *= self.momentum
         v += g
-        np.subtract(w, lr * (g + self.momentum * v if self.nesterov else v), out=out)
+        return lr * (g + self.momentum * v if self.nesterov else v)
 
 
-class Adam(Formula):
+class Adam(TorchFormula):
     """``torch.optim.Adam``.
 
         g <- g + wd w
@@ -48,12 +59,7 @@ class Adam(Formula):
         super().__init__(**options)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
-    def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
-        if wd:
-            g += wd * w
-        np.subtract(w, self._move(g, state, lr, t), out=out)
-
-    def _move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
+    def move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
         m, v = state["exp_avg"], state["exp_avg_sq"]
         m += (1 - self.beta1) * (g - m)
         v *= self.beta2
@@ -68,10 +74,10 @@ class AdamW(Adam):
     """``torch.optim.AdamW``: Adam with w <- (1 - lr wd) w before it, in place of the decay in g."""
 
     def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
-        np.subtract((1 - lr * wd) * w, self._move(g, state, lr, t), out=out)
+        np.subtract((1 - lr * wd) * w, self.move(g, state, lr, t), out=out)
 
 
-class RMSprop(Formula):
+class RMSprop(TorchFormula):
     """``torch.optim.RMSprop``.
 
         g <- g + wd w;    s <- alpha s + (1 - alpha) g^2
@@ -89,9 +95,7 @@ class RMSprop(Formula):
     def names(self) -> Sequence[str]:
         return ["square_avg", *["grad_avg"] * bool(self.centered), *["momentum_buffer"] * bool(self.momentum)]
 
-    def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
-        if wd:
-            g += wd * w
+    def move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
         s = state["square_avg"]
         s *= self.alpha
         s += (1 - self.alpha) * g * g
@@ -105,10 +109,10 @@ class RMSprop(Formula):
             b *= self.momentum
             b += d
             d = b
-        np.subtract(w, lr * d, out=out)
+        return lr * d
 
 
-class Adagrad(Formula):
+class Adagrad(TorchFormula):
     """``torch.optim.Adagrad``.
 
         g <- g + wd w;    s <- s + g^2;    w <- w - lr / (1 + (t - 1) lr_decay)  g / (sqrt(s) + eps)
@@ -125,15 +129,13 @@ class Adagrad(Formula):
         state.sum[:] = self.first
         return state
 
-    def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
-        if wd:
-            g += wd * w
+    def move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
         s = state["sum"]
         s += g * g
-        np.subtract(w, lr / (1 + (t - 1) * self.lr_decay) * (g / (np.sqrt(s) + np.float32(self.eps))), out=out)
+        return lr / (1 + (t - 1) * self.lr_decay) * (g / (np.sqrt(s) + np.float32(self.eps)))
 
 
-class Adadelta(Formula):
+class Adadelta(TorchFormula):
     """``torch.optim.Adadelta``.
 
         g <- g + wd w;    s <- rho s + (1 - rho) g^2
@@ -146,13 +148,11 @@ class Adadelta(Formula):
         super().__init__(**options)
         self.rho, self.eps = rho, eps
 
-    def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
-        if wd:
-            g += wd * w
+    def move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
         s, a, eps = state["square_avg"], state["acc_delta"], np.float32(self.eps)
         s *= self.rho
         s += (1 - self.rho) * g * g
         d = g * (np.sqrt(a + eps) / np.sqrt(s + eps))
         a *= self.rho
         a += (1 - self.rho) * d * d
-        np.subtract(w, lr * d, out=out)
+        return lr * d

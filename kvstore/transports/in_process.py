@@ -20,12 +20,12 @@ from kvstore.messages.codecs import Plain, codec
 from kvstore.messages.coded import CodedAnswer, CodedPush, DirectBucket
 from kvstore.messages.finite import Check
 from kvstore.messages.header import FETCH, HEADER
-from kvstore.messages.seam import Export, Pending, Ring, Setup, Sharded, State, TrafficSettings, Transport
+from kvstore.messages.seam import Export, Pending, Ring, Setup, State, TrafficSettings, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import from_bytes
 from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, VersionedAnswer
 from kvstore.transports.rounds import Messages, Round
-from kvstore.transports.sharded import PartRound, cuts, part
+from kvstore.transports.sharded import Owner, PartRound
 from kvstore.transports.turns import LateAnswer, Turns
 from kvstore.weights.servers.shard import Shard
 
@@ -356,16 +356,11 @@ class InProcessRing(_Staged, Ring):
         return self._stage.sum(self.worker_rank, bucket, term)
 
 
-class InProcessSharded(_Staged, Sharded):
+class InProcessSharded(_Staged, Owner):
     """The same, with a part of every bucket."""
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        buckets = super().plan(parameters, traffic)
-        self._cuts = cuts(buckets, self.num_workers, traffic.whole)
-        return buckets
-
-    def part(self, bucket: Bucket) -> slice:
-        return part(self._cuts[bucket.id], self.worker_rank)
+        return self._lay_out(super().plan(parameters, traffic), traffic.whole)
 
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
         round_ = PartRound(0, str(bucket), Plain())

@@ -147,7 +147,7 @@ class Failure:
             return "\n".join(lines)
         if any(STRANGER.search(line) for line in tail):
             lines.append("  that is how ps-lite ends when something that is not part of this job speaks to one of its "
-                         "ports, e.g. a port scanner (docs/design.md, security model)")
+                         "ports, e.g. a port scanner (docs/explanation/security.md)")
         if self.member and self.member.error and any(self.member.error in line for line in tail):
             tail = ()  # the launcher has shown them; the cause stands above
         tail = _without_frames(tail)

@@ -3,7 +3,6 @@ import time
 from typing import List, Optional
 
 from kvstore.errors import ConfigError
-from odsgd.config.flags import Parser
 from odsgd.launch.view import status_file, watch
 
 ANSWERED_WITHIN_S = 30.0
@@ -11,14 +10,10 @@ ANSWERED_WITHIN_S = 30.0
 
 def main(argv: List[str]) -> int:
     """Ask the launcher, and say which worker it starts, and where."""
-    parser = Parser("; `odsgd join --help` says how", prog="odsgd join",
-                    description="Start another worker of a running job, in the place of one that is lost or was left "
-                    "out by `odsgd launch --spare`. It takes the job's weights and begins; no other worker stops. Run "
-                    "this on the machine and as the user that launched the job. The job trains with `decoupled` or "
-                    "`async_diloco` on sockets, with --on-worker-loss continue.")
-    parser.add_argument("job", metavar="RUN-or-JOB", nargs="?",
-                        help="the folder of its run, or the number of its launcher's process; may be left out where "
-                        "only one job runs")
+    parser = watch.parser_of("join", "Start another worker of a running job, in the place of one that is lost or was "
+                             "left out by `odsgd launch --spare`. It takes the job's weights and begins; no other "
+                             "worker stops. Run this on the machine and as the user that launched the job. The job "
+                             "trains with `decoupled` or `async_diloco` on sockets, with --on-worker-loss continue.")
     job = watch.found(parser.parse_args(argv).job)
     _place(job, "")
     until = time.monotonic() + ANSWERED_WITHIN_S

@@ -24,13 +24,9 @@ Cell = Callable[[Facts], str]
 
 def main(argv: List[str]) -> int:
     """Show a job until it has ended, or once."""
-    parser = Parser("; `odsgd watch --help` says how", prog="odsgd watch",
-                    description="Show how a running job stands: per worker and server its iteration, rate, share of "
-                    "time waiting for weights, bytes, staleness and lag. On the machine and as the user that launched "
-                    "it. Ctrl-C ends the watching, not the job.")
-    parser.add_argument("job", metavar="RUN-or-JOB", nargs="?",
-                        help="the folder of its run, or the number of its launcher's process; may be left out where "
-                        "only one job runs")
+    parser = parser_of("watch", "Show how a running job stands: per worker and server its iteration, rate, share of "
+                       "time waiting for weights, bytes, staleness and lag. On the machine and as the user that "
+                       "launched it. Ctrl-C ends the watching, not the job.")
     parser.add_argument("--once", action="store_true", help="print it once, as it is done without a terminal")
     options = parser.parse_args(argv)
     job = found(options.job)
@@ -40,6 +36,15 @@ def main(argv: List[str]) -> int:
     else:
         _watch(job)
     return 0
+
+
+def parser_of(command: str, description: str) -> Parser:
+    """The parser of a command about a running job."""
+    parser = Parser(f"; `odsgd {command} --help` says how", prog=f"odsgd {command}", description=description)
+    parser.add_argument("job", metavar="RUN-or-JOB", nargs="?",
+                        help="the folder of its run, or the number of its launcher's process; may be left out where "
+                        "only one job runs")
+    return parser
 
 
 def found(asked: Optional[str]) -> int:

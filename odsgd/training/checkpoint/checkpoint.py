@@ -37,23 +37,8 @@ from kvstore.job.report import report
 from kvstore.messages.seam import Export
 from kvstore.session import saving
 from kvstore.state.npz import write_npz
-from odsgd.training.checkpoint import weights
+from odsgd.training.checkpoint import manifests, weights
 from odsgd.training.checkpoint.disk import remove_folder, replacing
-from odsgd.training.checkpoint.manifests import (
-    MANIFEST,
-    SCHEMA,
-    SERVERS,
-    WEIGHTS,
-    Digest,
-    complete,
-    describe,
-    digest,
-    is_whole,
-    numbered,
-    read_manifest,
-    worker_file,
-    write_manifest,
-)
 from odsgd.training.checkpoint.mirror import CheckpointMirror
 
 FETCHED_WITHIN = 10
@@ -82,20 +67,20 @@ class UnfinishedCheckpoint:
         self._copies: List[futures.Future[None]] = []
         self.iteration = store.iteration
         self._folder = root / str(store.iteration)
-        self._facts = {**facts, "schema": SCHEMA, "iteration": store.iteration, "num_workers": store.num_workers,
-                       "parameters": describe(net)}
+        self._facts = {**facts, "schema": manifests.SCHEMA, "iteration": store.iteration,
+                       "num_workers": store.num_workers, "parameters": manifests.describe(net)}
         self._leads = store.leads
-        self._files: Dict[str, Digest] = {}
+        self._files: Dict[str, manifests.Digest] = {}
         self._error: Optional[BaseException] = None
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._leads:
             with contextlib.suppress(FileNotFoundError):
-                os.remove(self._folder / MANIFEST)
+                os.remove(self._folder / manifests.MANIFEST)
         store.barrier()
         writes: Dict[str, Callable[[Path], None]] = {}
         (arrays, meta), parameters = store.worker_state(), net.collect_params()
         arrays.update({f"frozen/{name}": parameters[name].list_data()[0].asnumpy() for name in frozen})
-        writes[worker_file(store.rank)] = lambda path: write_arrays(path, arrays, meta)
+        writes[manifests.worker_file(store.rank)] = lambda path: write_arrays(path, arrays, meta)
         with store.global_weights():
             shared = weights.copied(net) if self._leads else {}
         export = store.exporting() if self._leads or store.state_is_shared else Export({})
@@ -103,8 +88,8 @@ class UnfinishedCheckpoint:
         self._each = -(-export.left // FETCHED_WITHIN)
         self._fetch(0)
         if self._leads:
-            writes[WEIGHTS] = lambda path: weights.write(path, shared)
-            writes[SERVERS] = self._write_servers
+            writes[manifests.WEIGHTS] = lambda path: weights.write(path, shared)
+            writes[manifests.SERVERS] = self._write_servers
         self._thread = threading.Thread(target=self._write, args=(writes,), name="odsgd-checkpoint", daemon=True)
         self._thread.start()
 
@@ -112,7 +97,7 @@ class UnfinishedCheckpoint:
         try:
             for name, write in writes.items():
                 write(self._folder / name)
-                self._files[name] = digest(self._folder / name)
+                self._files[name] = manifests.digest(self._folder / name)
                 self._copy(name)
         except BaseException as error:  # raised where the run waits for it
             self._error = error
@@ -150,10 +135,10 @@ class UnfinishedCheckpoint:
                                     f"{within_s:g} s: its disk is very slow, or gone. Check it, or raise `timeout_s`")
         if self._error is not None:
             raise self._error
-        self._files.update(_gather_digests(store, self._files[worker_file(store.rank)]))
+        self._files.update(_gather_digests(store, self._files[manifests.worker_file(store.rank)]))
         if self._leads:
-            write_manifest(self._folder, {**self._facts, "files": self._files})
-            if is_whole({**self._facts, "files": self._files}):
+            manifests.write_manifest(self._folder, {**self._facts, "files": self._files})
+            if manifests.is_whole({**self._facts, "files": self._files}):
                 report("saved", iteration=self.iteration)
         uncopied = [] if self._second is None else self._uncopied()
         kept = _from_leader(store, lambda: _worth_keeping(self._root, self._keep))
@@ -162,7 +147,7 @@ class UnfinishedCheckpoint:
             return uncopied
         earlier = self._second.failures()
         if not uncopied:
-            self._second.aside(functools.partial(self._second.put, self._folder / MANIFEST, self.iteration))
+            self._second.aside(functools.partial(self._second.put, self._folder / manifests.MANIFEST, self.iteration))
             self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration))
         return [*earlier, *uncopied]
 
@@ -226,11 +211,11 @@ def _worth_keeping(root: Path, keep: int) -> List[int]:
     """The last `keep` checkpoints, and the last that can be resumed: after the loss of a worker none can."""
     def can_be_resumed(iteration: int) -> bool:
         try:
-            return is_whole(read_manifest(root / str(iteration)))
+            return manifests.is_whole(manifests.read_manifest(root / str(iteration)))
         except ConfigError:
             return False
 
-    iterations = complete(root)
+    iterations = manifests.complete(root)
     return sorted({*iterations[-keep:], *list(filter(can_be_resumed, iterations))[-1:]})
 
 
@@ -240,16 +225,16 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
     Never newer: a worker that is slow here must not take away what a faster one has begun to write. Several workers
     may be at it in one folder.
     """
-    for folder in numbered(root):
+    for folder in manifests.numbered(root):
         if int(folder.name) < iteration and int(folder.name) not in kept:
-            remove_folder(folder, MANIFEST)
+            remove_folder(folder, manifests.MANIFEST)
 
 
 def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int) -> None:
     """Remove the same from the second place, and folders there that never became a checkpoint."""
     for old in second.iterations():
         if old < iteration and old not in kept:
-            second.remove(old, first=MANIFEST)
+            second.remove(old, first=manifests.MANIFEST)
 
 
 def _from_leader(store: Store, value: Callable[[], Any]) -> Any:
@@ -264,7 +249,7 @@ def _from_leader(store: Store, value: Callable[[], Any]) -> Any:
             return json.loads(told)
 
 
-def _gather_digests(store: Store, mine: Digest) -> Dict[str, Digest]:
+def _gather_digests(store: Store, mine: manifests.Digest) -> Dict[str, manifests.Digest]:
     """File name -> digest of every worker's part. A worker that the job has lost has none."""
     texts = agreement.gather_texts(store.session.transport, json.dumps(mine))
-    return {worker_file(rank): json.loads(text) for rank, text in enumerate(texts) if text}
+    return {manifests.worker_file(rank): json.loads(text) for rank, text in enumerate(texts) if text}

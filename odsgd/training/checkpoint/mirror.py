@@ -67,12 +67,16 @@ class CheckpointMirror:
 
     def holds(self, name: str) -> List[int]:
         """The checkpoints that have a file of this name."""
-        return sorted(int(path.parent.name) for path in Path(self._folder).glob(f"*/{name}")
-                      if path.parent.name.isdigit())
+        return self._listed(f"/{name}")
 
     def iterations(self) -> List[int]:
         """All checkpoints with at least one file or folder there."""
-        return sorted(int(path.name) for path in Path(self._folder).glob("*") if path.name.isdigit())
+        return self._listed("")
+
+    def _listed(self, rest: str) -> List[int]:
+        """The numbers N of the paths FOLDER/N followed by `rest`."""
+        found = [str(path)[:len(str(path)) - len(rest)] for path in Path(self._folder).glob(f"*{rest}")]
+        return sorted(int(os.path.basename(path)) for path in found if os.path.basename(path).isdigit())
 
     def remove(self, iteration: int, first: str) -> None:
         """Remove a checkpoint, this file of it before the others."""
@@ -102,14 +106,7 @@ class RemoteMirror(CheckpointMirror):
         with replacing(path) as temporary, open(temporary, "wb") as file:
             self._run(f"cat {self._path(iteration, name)}", stdout=file)
 
-    def holds(self, name: str) -> List[int]:
-        return self._listed(f"/{name}")
-
-    def iterations(self) -> List[int]:
-        return self._listed("")
-
     def _listed(self, rest: str) -> List[int]:
-        """The numbers N of the paths FOLDER/N followed by `rest`."""
         listed = self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
         return sorted(map(int, re.findall(rf"/([0-9]{{1,15}}){re.escape(rest)}$", listed, re.MULTILINE)))
 

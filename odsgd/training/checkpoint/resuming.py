@@ -15,17 +15,7 @@ from kvstore.fronts.gluon.store import Store
 from kvstore.job import agreement, environment
 from kvstore.job.report import report
 from kvstore.state.npz import read_npz
-from odsgd.training.checkpoint import weights
-from odsgd.training.checkpoint.manifests import (
-    MANIFEST,
-    SERVERS,
-    WEIGHTS,
-    DamagedError,
-    complete,
-    read_manifest,
-    verify,
-    worker_file,
-)
+from odsgd.training.checkpoint import manifests, weights
 from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError
 
 
@@ -34,7 +24,7 @@ def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
 
     It may be older where it was brought back from a second place, to which not all may have been copied: a warning.
     """
-    expected, found = environment.saved_iteration(), max(complete(root), default=0)
+    expected, found = environment.saved_iteration(), max(manifests.complete(root), default=0)
     if found >= expected:
         return []
     here = f"the newest in `{root}` on host {socket.gethostname()} is {found}" if found else (
@@ -55,7 +45,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
     Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
     not in `root` any more comes from the `second` place.
     """
-    there = complete(root) if store.rank == 0 else []
+    there = manifests.complete(root) if store.rank == 0 else []
     if store.rank == 0 and not there:
         raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
     passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
@@ -70,9 +60,9 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         try:
             if second is not None and not others:
                 with contextlib.suppress(MirrorError):  # a missing file is reported below
-                    bring(second, folder, worker_file(store.rank))
+                    bring(second, folder, manifests.worker_file(store.rank))
             verify_mine(folder, manifest, store.rank, others)
-        except DamagedError as error:
+        except manifests.DamagedError as error:
             complaint = str(error)
         complaints = list(filter(None, agreement.gather_texts(store.session.transport, complaint)))
         if not complaints:
@@ -90,10 +80,10 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
 def bring_back(root: Path, second: Optional[CheckpointMirror]) -> None:
     """Copy the newest checkpoint of the second place to `root`, if that has none as new, without the parts of other
     workers."""
-    there = [] if second is None else second.holds(MANIFEST)
-    if second is None or not there or there[-1] <= max(complete(root), default=-1):
+    there = [] if second is None else second.holds(manifests.MANIFEST)
+    if second is None or not there or there[-1] <= max(manifests.complete(root), default=-1):
         return
-    for name in (WEIGHTS, SERVERS, MANIFEST):
+    for name in (manifests.WEIGHTS, manifests.SERVERS, manifests.MANIFEST):
         bring(second, root / str(there[-1]), name)
 
 
@@ -110,8 +100,8 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
     while there:
         folder = root / str(there.pop())
         try:
-            manifest = read_manifest(folder)
-        except DamagedError as error:
+            manifest = manifests.read_manifest(folder)
+        except manifests.DamagedError as error:
             passed.append((folder.name, str(error)))
             continue
         check(manifest)
@@ -124,8 +114,9 @@ def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int, others
 
     `others`: other workers saved it, so nobody reads a worker's part.
     """
-    for name in [*([] if others else [worker_file(worker_rank)]), *([WEIGHTS, SERVERS] if worker_rank == 0 else [])]:
-        verify(folder, name, manifest)
+    of_worker_0 = [manifests.WEIGHTS, manifests.SERVERS] if worker_rank == 0 else []
+    for name in [*([] if others else [manifests.worker_file(worker_rank)]), *of_worker_0]:
+        manifests.verify(folder, name, manifest)
 
 
 def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) -> None:
@@ -133,8 +124,8 @@ def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) 
 
     The files are whole (`verify_mine`).
     """
-    mine = read_arrays(folder / worker_file(store.rank))
-    servers = read_arrays(folder / SERVERS) if store.rank == 0 else None
+    mine = read_arrays(folder / manifests.worker_file(store.rank))
+    servers = read_arrays(folder / manifests.SERVERS) if store.rank == 0 else None
     for name, parameter in net.collect_params().items():
         for device, array in enumerate(parameter.list_data()):
             saved = mine[0][f"frozen/{name}" if name in frozen else f"aux/{device}/{name}"
@@ -147,13 +138,13 @@ def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) 
 def restore_shared(folder: Path, store: Store, net: Any, iteration: int) -> None:
     """Bring this worker to the global weights, which worker 0 reads, and the servers to their optimizer's state."""
     reads = store.rank == 0
-    saved = weights.read(folder / WEIGHTS) if reads else {}
+    saved = weights.read(folder / manifests.WEIGHTS) if reads else {}
     for name, parameter in net._collect_params_with_prefix().items():
         arrays = parameter.list_data()
         shared = store.allreduce(saved[name] if reads else np.zeros(arrays[0].shape))
         for array in arrays:
             mx.nd.array(shared, dtype=array.dtype).copyto(array)
-    store.load_shared(iteration, read_arrays(folder / SERVERS) if reads else None)
+    store.load_shared(iteration, read_arrays(folder / manifests.SERVERS) if reads else None)
 
 
 def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:
@@ -161,7 +152,7 @@ def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:
     try:
         return read_npz(path)
     except (OSError, ConfigError) as error:
-        raise DamagedError(str(error)) from None
+        raise manifests.DamagedError(str(error)) from None
 
 
 def from_worker_0(store: Store, value: Any) -> Any:
