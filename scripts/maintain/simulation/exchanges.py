@@ -198,13 +198,9 @@ class Run:
         if kind == "kill worker":  # at one of its calls from now on
             victim = self.processes[name]
             victim.hit_at_call = victim.calls + 1 + int(10 ** (2.5 * where))
-            victim.hit = functools.partial(self._kill_worker, name)
+            victim.hit = functools.partial(self._kill, name)
         elif kind == "kill server":
-            server = f"server {int(where * self.num_servers)}"
-            if not self.processes[server].dead:
-                self._note(f"kill {server}")
-                self.processes[server].end(-9)
-                self._end_all_later()
+            self._kill(f"server {int(where * self.num_servers)}")
         elif kind == "lose host":
             self._lose(host)
         elif kind == "pause":
@@ -228,10 +224,11 @@ class Run:
         self.faults.append(f"{what}: at {self.world.now:.3f} s")
         self.world.note(f"FAULT {what}")
 
-    def _kill_worker(self, name: str) -> None:
-        self._note(f"kill {name}")
-        self.processes[name].end(-9)
-        self._go_on_without([name])
+    def _kill(self, name: str) -> None:
+        if not self.processes[name].dead:
+            self._note(f"kill {name}")
+            self.processes[name].end(-9)
+            self._go_on_without([name])
 
     def _lose(self, host: Host) -> None:
         """All processes of a host are gone at once, and no connection hears of it."""
