@@ -81,3 +81,13 @@ def main(function: str, folder: str, arguments: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+def train_once(net: Any, store: Any) -> None:
+    """A trainer's first step, of a network with one input."""
+    from kvstore.engine._mxnet import mx
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((1, 1)))
+    loss.backward()
+    trainer.step(1)

@@ -88,10 +88,12 @@ def test_a_working_directory_with_a_space_is_entered(ssh: Way, tmp_path: Path) -
     assert launch.output == ["worker 0 | " + str(folder)]
 
 
-def test_kill_9_of_a_remote_worker_names_it_and_its_host(ssh: Way) -> None:
+def test_kill_9_of_a_remote_worker_names_it_and_its_host_and_no_command_line_has_the_secret(ssh: Way) -> None:
     options, env = ssh
     with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
         launch.wait_for("worker 0 | has children", "worker 1 | has children")
+        secret = marked(launch.mark)[launch.pid("worker 0")]["ODSGD_SECRET"]
+        assert not any(secret in command_line(pid) for pid in marked(launch.mark))
         launch.kill("worker 1", signal.SIGKILL)
         assert launch.wait() == 137
     assert launch.said.startswith("worker 1 failed (host 127.0.0.2, pid")
@@ -114,16 +116,6 @@ def test_every_host_is_told_of_a_lost_worker(ssh: Way) -> None:
 def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(ssh: Way) -> None:
     options, env = ssh
     leaves_nothing_when_killed(*options, env=env)
-
-
-def test_the_secret_is_on_no_command_line(ssh: Way) -> None:
-    options, env = ssh
-    with Launch("-n", 2, "-s", 1, *options, MEMBER, "wait", env=env) as launch:
-        launch.wait_for_all_joined()
-        secret = marked(launch.mark)[launch.pid("worker 0")]["ODSGD_SECRET"]
-        assert not any(secret in command_line(pid) for pid in marked(launch.mark))
-        launch.process.terminate()
-        assert launch.wait() == 143
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(ssh: Way, tmp_path: Path) -> None:

@@ -71,21 +71,15 @@ def test_the_others_go_on_where_a_worker_that_has_ended_joins(store: str, server
 
 
 @pytest.mark.slow
-def test_a_worker_that_ends_by_a_message_of_its_script_does_not_join(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then, joins", [("fails", False), ("raises", True)])
+def test_a_worker_joins_that_ends_by_raising_status_0_and_not_by_a_message(then: str, joins: bool,
+                                                                           tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    done = launch(2, 1, [sys.executable, str(script), "fails", "ssgd", json.dumps({"uneven": "join"})])
-    assert done.returncode == 1, done.stderr
-    assert "worker 1 ends after iteration 5, and does not join" in done.stderr and "weight" not in done.stdout
-
-
-@pytest.mark.slow
-def test_a_worker_that_ends_by_raising_status_0_joins(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    done = launch(2, 1, [sys.executable, str(script), "raises", "ssgd", json.dumps({"uneven": "join"})])
-    assert done.returncode == 0, done.stderr
-    assert "worker 0 | weight 0.1000\n" in done.stdout and "does not join" not in done.stderr
+    done = launch(2, 1, [sys.executable, str(script), then, "ssgd", json.dumps({"uneven": "join"})])
+    assert done.returncode == (0 if joins else 1), done.stderr
+    assert ("worker 0 | weight 0.1000\n" in done.stdout) is joins
+    assert ("worker 1 ends after iteration 5, and does not join" in done.stderr) is not joins
 
 
 SHORT = """

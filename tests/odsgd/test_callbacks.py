@@ -11,6 +11,7 @@ from kvstore.errors import ConfigError
 from kvstore.fronts import base
 from kvstore.transports.in_process import InProcess, Stage
 from odsgd import callbacks
+from tests.jobs import train_once
 
 EPOCHS = 2
 
@@ -99,11 +100,7 @@ def test_every_way_to_save_a_workers_own_weights_warns(save: Callable[[Any, str]
         net = mx.gluon.nn.Dense(1, in_units=1)
         net.initialize()
         store = kvstore.create("odsgd", transport=transport)
-        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
-        with mx.autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-        loss.backward()
-        trainer.step(1)
+        train_once(net, store)
         with store.global_weights():
             save(net, str(tmp_path / "file"))
         assert "warning" not in capsys.readouterr().err
@@ -124,13 +121,9 @@ def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, tmp_pat
         net.initialize()
         other.initialize()
         store = kvstore.create(name, transport=transport)
-        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
         file = str(tmp_path / "file")
         net.save_parameters(file)  # nothing has been trained
-        with mx.autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-        loss.backward()
-        trainer.step(1)
+        train_once(net, store)
         other.save_parameters(file)
         with store.global_weights():
             net.save_parameters(file)

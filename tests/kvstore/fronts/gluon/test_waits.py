@@ -13,6 +13,7 @@ from kvstore.fronts.gluon.lanes import Keyed
 from kvstore.fronts.gluon.waits import Waits
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import Parameter
+from tests.jobs import train_once
 
 
 class Clock:
@@ -72,12 +73,9 @@ def test_a_beat_tells_how_long_all_stores_of_a_process_have_been_waited_for() ->
     for seconds in (5.0, 7.0):
         store, net = kvstore.create("local"), mx.gluon.nn.Dense(1, in_units=1)
         net.initialize()
-        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
-        with mx.autograd.record():
-            net(mx.nd.ones((1, 1))).backward()
-        trainer.step(1)
+        train_once(net, store)
         mx.nd.waitall()
         waited.append(pulse.more["waited_s"]())
         store._waits.seconds += seconds
-    del store, trainer
+    del store
     assert pulse.more["waited_s"]() - waited[0] == pytest.approx(12.0, abs=1.0)

@@ -14,6 +14,7 @@ from kvstore.transports.in_process import Stage
 from odsgd.training.checkpoint import checkpoint, manifests, resuming
 from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError, RemoteMirror, mirror_at
 from tests.integration.launching import executable, stand_in_ssh
+from tests.jobs import train_once
 
 
 @pytest.fixture(params=["folder", "host"])
@@ -86,11 +87,7 @@ def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
     net = mx.gluon.nn.Dense(1, in_units=1)
     net.initialize()
     store = kvstore.create("local")
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
-    with mx.autograd.record():
-        loss = net(mx.nd.ones((1, 1)))
-    loss.backward()
-    trainer.step(1)
+    train_once(net, store)
     (tmp_path / "there").write_text("a file where a folder should be")
     warnings = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3,
                                                second=CheckpointMirror(str(tmp_path / "there"))).finish()
@@ -108,11 +105,7 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
         net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
         net.initialize()
         store = kvstore.create("ssgd", transport=transport, timeout_s=8.0)
-        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
-        with mx.autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-        loss.backward()
-        trainer.step(1)
+        train_once(net, store)
         second = mirror_at("me@backup:/data" if transport.worker_rank else str(tmp_path / "there"))
         return checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {}, 3, second=second).finish()
 
