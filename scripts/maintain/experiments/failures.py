@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 OUT = ROOT / "docs" / "results" / "failures.csv"
 SECONDS, H, DELAY, SLOW, BATCH, LR = 8.0, 20, 6, 0.5, 32, 0.05
-MTBFS, WORKERS, SEEDS = ("never", "8s", "2s"), (2, 4), (0,)
+MTBFS, WORKERS, SEEDS = ("never", "8s", "2s"), (2, 4, 8), (0, 1, 2, 3, 4)
 
 
 class Run(NamedTuple):
@@ -91,21 +91,24 @@ def draw(found: Dict[Run, Tuple[float, float]]) -> None:
     import matplotlib
     matplotlib.use("agg")
     from matplotlib import pyplot
-    figure, panels = pyplot.subplots(2, len(WORKERS), figsize=(9, 5.6), sharex=True, sharey="row")
+    figure, panels = pyplot.subplots(2, len(WORKERS), figsize=(13, 5.6), sharex=True, sharey="row")
     for column, M in enumerate(WORKERS):
         ways = sorted({(one.quorum, one.grace) for one in found if one.workers == M})
         for K, grace in ways:
             label = f"all {M}: diloco" if K == M else f"K {K}, grace {grace}"
             color, line = "black" if K == M else f"C{int(K > 1)}", "-" if grace or K == M else ":"
             for row in (0, 1):
-                means = [mean(found[Run(mtbf, M, K, grace, seed)][row] for seed in SEEDS) for mtbf in MTBFS]
-                panels[row][column].plot(range(len(MTBFS)), means, marker="o", markersize=4, label=label, linewidth=1,
-                                         color=color, linestyle=line)
+                of = [[found[Run(mtbf, M, K, grace, seed)][row] for seed in SEEDS] for mtbf in MTBFS]
+                means = [mean(one) for one in of]
+                spread = [[middle - min(one) for middle, one in zip(means, of)],
+                          [max(one) - middle for middle, one in zip(means, of)]]
+                panels[row][column].errorbar(range(len(MTBFS)), means, spread, marker="o", markersize=4, label=label,
+                                             linewidth=1, capsize=2, color=color, linestyle=line)
         panels[0][column].set_title(f"M = {M}")
         panels[0][column].legend(fontsize=7)
         panels[1][column].set(xticks=range(len(MTBFS)), xticklabels=MTBFS, xlabel="mean time to a worker's failure")
     panels[0][0].set(ylabel="goodput", ylim=(0, 1.05))
-    panels[1][0].set(ylabel="test loss in the end", yscale="log")
+    panels[1][0].set(ylabel="test loss in the end", yscale="log", ylim=(0.1, 20))
     for panel in panels.flat:
         panel.grid(alpha=0.3, which="both")
     figure.tight_layout()
