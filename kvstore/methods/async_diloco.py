@@ -30,8 +30,8 @@ How the loop is cut. The worker's as in `diloco`. The server's, for one bucket:
 N = 1 and c = 0 are Nesterov's momentum with each outer gradient.
 
 Reading: a step of U, plain SGD, along what stands in the brackets; so a version is one outer gradient.
-Reading: the paper measures v (dynamic local updates, DyLU). Then a clock would decide bits, so here v is given, by
-rank; without it all take H steps.
+Reading: the paper measures v (dynamic local updates, DyLU). Then a clock would decide when a worker has its turn, in a
+resumed run anew. So here v is given, by rank; without it all take H steps.
 Readings of `diloco` on BatchNorm and momentum hold here. ``on_nan="skip"`` leaves a worker's round out: it goes on from
 the global weights.
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, the momentum at 0; what a worker had
