@@ -89,7 +89,7 @@ def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
             for number, (repetition, workers, system, group) in enumerate(jobs, start=1):
                 say(f"{rate}: job {number} of {len(jobs)}: {system.label}, {workers} workers, {', '.join(group)}")
                 try:
-                    measured.readings.extend(_job(config, place, rate, goodput, workers, system, group))
+                    measured.readings.extend(job(config, place, rate, goodput, workers, system, group))
                 except JobFailed as failure:
                     measured.failures.append(f"{system.label}, {workers} workers, {rate}, repetition "
                                              f"{repetition + 1}: {failure}")
@@ -129,8 +129,9 @@ def _run_here(command: Sequence[str], timeout_s: float) -> subprocess.CompletedP
 
 # One job
 
-def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: int, system: System,
-         group: Sequence[str]) -> List[Reading]:
+def job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: int, system: System,
+        group: Sequence[str]) -> List[Reading]:
+    """Measure some models in one job of a system."""
     stints = {(model, compute): Stint.of(config, model, compute, workers, goodput)
               for model in group for compute in config.computes(model)}
     with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:

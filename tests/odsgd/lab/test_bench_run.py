@@ -57,7 +57,7 @@ def no_jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
     place = run.Place(no_command, (), lambda: [1e8])
     monkeypatch.setattr(run, "_place", lambda rate, hosts: contextlib.nullcontext(place))
-    monkeypatch.setattr(run, "_job", job)
+    monkeypatch.setattr(run, "job", job)
     return asked, fail
 
 
@@ -125,7 +125,7 @@ def test_a_job_is_launched_as_its_system_asks(text: str, servers: str, variables
         return subprocess.CompletedProcess(list(command), 0, "", "")
 
     place = run.Place(launch, ("-H", "hosts"), lambda: [1e8])
-    one, = run._job(asked, place, "1gbit", 1e8, 2, asked.systems[0], asked.models)
+    one, = run.job(asked, place, "1gbit", 1e8, 2, asked.systems[0], asked.models)
     assert (one.iteration_ms, one.times_ms) == (500.0, [[500.0], [500.0]])
     assert flags[:6] == ["-n", "2", "-s", servers, "-H", "hosts"]
     assert [word for word in flags if word.startswith("DMLC_")] == variables
