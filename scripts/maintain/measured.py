@@ -2,10 +2,15 @@
 """Write the measurements that `odsgd advise` knows (odsgd/lab/advise/measured.json) anew, from docs/results/data.
 
     mnist     test accuracies with 16 workers: Figure 16, slow, of docs/results/beyond.md
-    checked   least and most of the configurations of docs/how-to/advise.md (check_advice.py), and their stores
+    checked   least and most of the configurations of docs/how-to/advise.md (check_advice.py) and of
+              docs/results/weights.md (experiments/utilisation.py, without loss), and their stores
+    links     of each link of docs/results/weights.md (links.py): SSGD's iteration over its computing, and virtual
+              seconds to a test loss of 0.2, by store
 """
 import collections
+import csv
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
@@ -16,8 +21,12 @@ sys.path.insert(0, str(ROOT))
 from odsgd.lab.advise.knowledge import FILE  # noqa: E402  (the path comes first)
 from odsgd.lab.bench import models  # noqa: E402
 from odsgd.lab.bench.systems import OURS, parse  # noqa: E402
+from odsgd.lab.cluster.links import parse_rate  # noqa: E402
+from scripts.maintain import links as map_of_links  # noqa: E402
+from scripts.maintain.experiments import utilisation  # noqa: E402
 
 DATA = ROOT / "docs" / "results" / "data"
+COMPUTE_S, LOSS = 0.01, 0.2  # of docs/results/weights.md
 
 
 def accuracies() -> Dict[str, List[float]]:
@@ -45,14 +54,39 @@ def checked() -> Dict[str, List[Any]]:
     drawn = [result["configuration"] for result in results]
     values = {"workers": [of["workers"] for of in drawn],
               "floats": [models.size(of["model"]) for of in drawn],
-              "rate_mbit": [int(of["rate"][:-len("mbit")]) for of in drawn]}
-    stores = {parse(label).name for result in results for label in result["measured_ms"]}
+              "rate_mbit": [int(of["rate"][:-len("mbit")]) for of in drawn], "latency_ms": [0.0]}
+    labels = {label for result in results for label in result["measured_ms"]}
+    for run in map(json.loads, utilisation.OUT.read_text(encoding="utf-8").splitlines()):
+        if not run["loss"]:
+            labels.add(run["system"])
+            values["rate_mbit"].append(parse_rate(run["rate"], "") // 10 ** 6)
+            values["latency_ms"].append(run["rtt_ms"] / 2)
+    stores = {parse(label).name for label in labels}
     return {**{what: [min(of), max(of)] for what, of in values.items()}, "stores": sorted(stores)}
+
+
+def links() -> Dict[str, Dict[str, Any]]:
+    """By the links' rate; of a store that was run in two ways the one that was faster."""
+    found: Dict[str, Dict[str, Any]] = {rate: {"seconds": {}} for rate in map_of_links.LINKS}
+    with map_of_links.OUT.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if (row["workers"], row["momentum"], row["seed"]) != ("4", "0", "0"):
+            continue
+        of_rate, store = found[row["link"]], map_of_links.METHODS[row["method"]].split()[0]
+        if store == "ssgd":
+            iterations = float(row["bytes"]) / map_of_links.bytes_of("SSGD", 1)
+            of_rate["stretch"] = round(float(row["virtual_s"]) / iterations / COMPUTE_S, 2)
+        if float(row["test_loss"]) <= LOSS:
+            seconds = min(float(row["virtual_s"]), of_rate["seconds"].get(store, math.inf))
+            of_rate["seconds"][store] = round(seconds, 2)
+    return {rate: {"stretch": one["stretch"], "seconds": dict(sorted(one["seconds"].items(), key=lambda item: item[1]))}
+            for rate, one in found.items()}
 
 
 def text() -> str:
     """The content of the file, a line for each entry."""
-    tables = {"mnist": accuracies(), "checked": checked()}
+    tables: Dict[str, Mapping[str, Any]] = {"mnist": accuracies(), "checked": checked(), "links": links()}
     blocks = (f' "{name}": {{\n' + ",\n".join(f'  "{key}": {json.dumps(values)}' for key, values in table.items())
               + "\n }" for name, table in tables.items())
     return "{\n" + ",\n".join(blocks) + "\n}\n"

@@ -59,16 +59,20 @@ def faster(cluster: VirtualCluster) -> Dict[str, VirtualCluster]:
     accelerator = dataclasses.replace(compute, iteration=Quantity(compute.iteration / 2), layers={
         name: (Quantity(forward / 2), Quantity(backward / 2)) for name, (forward, backward) in compute.layers.items()})
     uplinks = racks and dataclasses.replace(racks, goodput=Quantity(2 * racks.goodput))
-    links = dataclasses.replace(cluster, links=_twice(cluster.links), racks=uplinks,
-                                hosts={name: _twice(link) for name, link in cluster.hosts.items()})
-    return {"twice the goodput of all links": links,
+    return {"twice the goodput of all links": dataclasses.replace(_linked(cluster, goodput=2.0), racks=uplinks),
+            "half the latency of all links": _linked(cluster, latency=0.5),
             "half the time of the passes": dataclasses.replace(cluster, compute=accelerator),
             "half the work of a server": dataclasses.replace(cluster, server=_halved(cluster.server)),
             "half the work of a worker's host": dataclasses.replace(cluster, worker=_halved(cluster.worker))}
 
 
-def _twice(link: Link) -> Link:
-    return dataclasses.replace(link, goodput=Quantity(2 * link.goodput))
+def _linked(cluster: VirtualCluster, **factors: float) -> VirtualCluster:
+    """The cluster with this of every link multiplied."""
+    def changed(link: Link) -> Link:
+        return dataclasses.replace(link, **{name: Quantity(by * getattr(link, name)) for name, by in factors.items()})
+
+    return dataclasses.replace(cluster, links=changed(cluster.links),
+                               hosts={name: changed(link) for name, link in cluster.hosts.items()})
 
 
 Cost = TypeVar("Cost", WorkerCost, ServerCost)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -40,7 +41,12 @@ saw equally many examples, and their learning rates were chosen alike: docs/resu
 """
 
 CHECKED: Dict[str, Any] = _MEASURED["checked"]
-"""Least and most of each property of the configurations measured for docs/how-to/advise.md, and their stores."""
+"""Least and most of each property of the configurations measured for docs/how-to/advise.md and, without loss, for
+docs/results/weights.md, and their stores."""
+
+LINKS: Dict[str, Dict[str, Any]] = _MEASURED["links"]
+"""By the rate of links in docs/results/weights.md: SSGD's iteration over its computing (`stretch`), and virtual seconds
+to a test loss of 0.2, by store (`seconds`)."""
 
 _DIGITS = {label: seeds for measured in DIGITS.values() for label, seeds in measured.items()}
 
@@ -64,9 +70,15 @@ def _told(system: System, known: Mapping[str, Sequence[float]]) -> str:
     return f"{seeds[0]:.1f}–{seeds[-1]:.1f}" if seeds else "–"
 
 
+def alike(stretch: float) -> str:
+    """The rate in `LINKS` with the nearest stretch."""
+    return min(LINKS, key=lambda rate: abs(math.log(LINKS[rate]["stretch"] / stretch)))
+
+
 def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence[System]) -> List[str]:
     """In what a cluster, a model and systems lie outside of what was checked."""
-    goodputs = [link.goodput for link in (cluster.links, *cluster.hosts.values())]
+    links = (cluster.links, *cluster.hosts.values())
+    goodputs, latency_ms = [link.goodput for link in links], 1000 * max(link.latency for link in links)
     checked = CHECKED["workers"]
     found = []
     if not checked[0] <= workers <= checked[1]:
@@ -78,6 +90,8 @@ def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence
     if not checked[0] <= min(goodputs) <= max(goodputs) <= checked[1]:
         found.append(f"links of {_gbit(min(goodputs))} to {_gbit(max(goodputs))} (checked: {_gbit(checked[0])} to "
                      f"{_gbit(checked[1])})")
+    if latency_ms > CHECKED["latency_ms"][1]:
+        found.append(f"a latency of {latency_ms:.3g} ms (checked: to {CHECKED['latency_ms'][1]:g} ms)")
     if cluster.hosts:
         found.append("links that differ")
     if cluster.racks is not None:

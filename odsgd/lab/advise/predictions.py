@@ -105,7 +105,7 @@ class Oracle:
 
         `told`: how many are through, of how many, and what came of the last.
         """
-        asked = [(self._question(_Job(system, workers)), system) for system in systems]
+        asked = [(self._question(self._job(system, workers)), system) for system in systems]
         questions = {question.key: question for question, _ in asked if question.key not in self._paces}
         named = {question.key: system.label for question, system in reversed(asked)}
         with contextlib.ExitStack() as stack:
@@ -119,7 +119,7 @@ class Oracle:
 
     def predict(self, system: System, workers: int) -> Prediction:
         """The prediction for a system."""
-        job = _Job(system, workers)
+        job = self._job(system, workers)
         question = self._question(job)
         if question.key not in self._paces:
             self._paces[question.key] = _simulated(question)
@@ -128,9 +128,13 @@ class Oracle:
         if not job.method.asynchronous:
             iteration = max(iteration, *pace.loads.values())  # a short run may count less
         servers = _of_servers(job.method, job.options, workers) if job.transport == "server" else 0
-        return Prediction(system, workers, iteration, pace.staleness or {_delay(job.programs): 1}, self.nbytes
+        late = pace.staleness or {_delay(job.programs, max(job.method.intervals(job.options))): 1}
+        return Prediction(system, workers, iteration, late, self.nbytes
                           * _of_worker(job.method, job.options, workers, job.transport, job.programs),
                           self.nbytes * servers, pace.loads)
+
+    def _job(self, system: System, workers: int) -> _Job:
+        return _Job(system, workers, len(self.parameters))
 
     def _question(self, job: _Job) -> Question:
         cluster, period = placed(self.cluster, job.system, job.workers), max(job.method.intervals(job.options))
@@ -155,25 +159,27 @@ def _simulated(question: Question) -> times.Pace:
 class _Job:
     """A system in the terms of the simulation."""
 
-    def __init__(self, system: System, workers: int) -> None:
+    def __init__(self, system: System, workers: int, parameters: int) -> None:
         self.system, self.workers, self.method = system, workers, OURS[system.name]
         self.transport = str(system.options.get("transport", self.method.transports[0]))
         self.given = {key: value for key, value in system.options.items() if key != "transport"}
-        self.options = self.method.Options(**self.given).in_iterations()
+        self.options = self.method.fitted(self.method.Options(**self.given).in_iterations(), parameters)
         self.programs = Programs(self.method, self.options, workers, [_FLOAT], self.transport != "server")
 
 
-def _delay(programs: Programs) -> int:
-    """How many iterations after it was sent a synchronous method's gradient is part of the weights it computes on."""
+def _delay(programs: Programs, period: int) -> int:
+    """How many exchanges after its own a synchronous method's gradient is part of the weights it computes on; `period`:
+    iterations from one to the next.
+    """
     asked: Dict[int, int] = {}
     delays = [0]
-    for t in range(1, 2 * WARM_UP):
+    for t in range(1, 2 * (WARM_UP + period)):
         for op in programs.of(t)[0]:
             if op.what in ("exchange", "sum"):
                 asked[op.number] = t
             elif op.what == "await" and op.number in asked:
                 delays.append(t - asked[op.number])
-    return max(delays)
+    return max(delays) // period
 
 
 _FLOAT = Bucket(0, 0, (Segment(Parameter(0, "w", (1,)), 0, 1, 0),))

@@ -8,11 +8,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from kvstore.methods import fit
 from odsgd.lab.advise.changes import Change
 from odsgd.lab.advise.config import AdviseConfig
-from odsgd.lab.advise.knowledge import accuracy_of_many, accuracy_of_two
+from odsgd.lab.advise.knowledge import LINKS, accuracy_of_many, accuracy_of_two, alike
 from odsgd.lab.advise.predictions import Prediction
 from odsgd.lab.bench.systems import OURS
 from odsgd.tools import aligned
 
+IDLE = 0.8
+"""If the busiest resource is at work for no more of an iteration, it is not what limits the job."""
 LARGE = 0.99
 """The share of the pushes whose staleness a column has."""
 
@@ -69,11 +71,13 @@ def text(advice: Advice, batch_size: int, lines: int) -> str:
 
 
 def sentences(advice: Advice) -> List[str]:
-    """Three: what limits it, what OD-SGD gains at what risk, and what to change first."""
+    """What limits it, what OD-SGD gains at what risk, what to change first, and what is known of methods' learning."""
     first, worth = advice.first, _times_alone(advice, advice.first) > 1 or advice.workers == 1
     among = " of the stores that exchange in every iteration" if first is not advice.predictions[0] else ""
     times = f"{_times_alone(advice, first):.2f} times"
-    limit = f"What limits it: {NAMED.get(first.resource, f'the {first.resource}')}."
+    busy = first.bound_s / first.iteration_s
+    limit = f"What limits it: {NAMED.get(first.resource, f'the {first.resource}')}." if busy > IDLE else \
+        f"What limits it: waiting for answers; no part is at work for more than {100 * busy:.0f} % of the time."
     lines = [f"{first.system.label} is the fastest{among}, {times} one worker alone. {limit}" if worth else
              f"Not worth it as it is: {advice.workers} workers are slower than one alone, at best {times} as fast "
              f"({first.system.label}). {limit}"]
@@ -86,7 +90,17 @@ def sentences(advice: Advice) -> List[str]:
                      f"{_ms(gain_s)} ms less, {100 * gain_s / ssgd.iteration_s:.0f} %. The risk: its gradients are "
                      "a step late; train a control with ssgd to see what that costs.")
     ways = _ways(advice, worth)
-    return [*lines, *([f"Change first: {'; or '.join(ways)}."] if ways else [])]
+    return [*lines, *([f"Change first: {'; or '.join(ways)}."] if ways else []),
+            *([_which(ssgd.iteration_s / advice.compute_s)] if ssgd is not None and advice.workers > 1 else [])]
+
+
+def _which(stretch: float) -> str:
+    """Which methods learned soonest where links were about as slow; `stretch`: SSGD's iteration over its computing."""
+    rate = alike(stretch)
+    seconds = ", ".join(f"{store} {after:g} s" for store, after in LINKS[rate]["seconds"].items())
+    return (f"Which method: SSGD takes {stretch:.3g} times as long as it computes; where it took "
+            f"{LINKS[rate]['stretch']:.3g} times (docs/results/weights.md, {rate}), the same test loss came after "
+            f"{seconds}.")
 
 
 NAMED = {"passes": "the computing", "ring": "the links"}
@@ -104,7 +118,7 @@ def _ways(advice: Advice, worth: bool) -> List[str]:
     rarer = advice.predictions[0]
     if rarer is not advice.first:
         ways.append(f"exchange less often ({rarer.system.label}, every {max(interval(rarer))} iterations: "
-                    f"{_times_alone(advice, rarer):.2f} times one worker alone; but test its accuracy)")
+                    f"{_times_alone(advice, rarer):.2f} times one worker alone; it trains otherwise)")
     return ways
 
 
