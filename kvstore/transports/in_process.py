@@ -265,14 +265,14 @@ class _Staged(Transport):
     """What workers of all kinds have of their `Stage`."""
 
     def __init__(self, stage: Stage, worker_rank: int) -> None:
-        self._stage = stage
+        self.stage = stage
         self.worker_rank, self.num_workers = worker_rank, stage.num_workers
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
+        return plan(parameters, self.stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        return self._stage.total(self.worker_rank, np.array(array, np.float32))
+        return self.stage.total(self.worker_rank, np.array(array, np.float32))
 
 
 class InProcess(_Staged, Buffered):
@@ -292,9 +292,9 @@ class InProcess(_Staged, Buffered):
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         for key, buffers in self._buffers.items():
-            self._stage.hold(key, buffers.last.whole)
+            self.stage.hold(key, buffers.last.whole)
         if self.worker_rank == 0:
-            for shard in self._stage.shards:
+            for shard in self.stage.shards:
                 shard.command("open", setup.command())
         self.total(np.zeros(1))
         if setup.traffic.own_connections:
@@ -303,19 +303,19 @@ class InProcess(_Staged, Buffered):
 
     def _set_up_direct(self, setup: Setup) -> None:
         for bucket in setup.buckets:
-            w = self._stage.hold_direct(self.worker_rank, bucket.id, setup.traffic)
+            w = self.stage.hold_direct(self.worker_rank, bucket.id, setup.traffic)
             engine.memory(self._buffers[bucket.id].last.whole)[:-HEADER] = w
             if setup.traffic.codec_weights != "none":
-                self._stage.shards[bucket.server_rank].add_to_export({bucket.id: w})
+                self.stage.shards[bucket.server_rank].add_to_export({bucket.id: w})
         self.total(np.zeros(1))
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
         if leads:
-            for shard in self._stage.shards:
+            for shard in self.stage.shards:
                 shard.command("use", setup.command())
 
     def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
-        codes = self._stage.codes.get((self.worker_rank, bucket.id))
+        codes = self.stage.codes.get((self.worker_rank, bucket.id))
         return {} if codes is None or codes.push.residual is None else {"residual": codes.push.residual}
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
@@ -323,25 +323,25 @@ class InProcess(_Staged, Buffered):
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
         buffers = self._buffers[bucket.id]
         send = (buffers.compose if self._synchronous else buffers.compose_async)(grad, self._tag(lr))
-        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous, self.finite_check(bucket))
+        late = self.stage.push(self.worker_rank, bucket, send, self._synchronous, self.finite_check(bucket))
         self._last[bucket.id] = late
         return late if self._synchronous else _LateVersionedAnswer(late, send, buffers)
 
     def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
         send = buffers.compose_fetch(after, self._fetch_tag(end_round))
-        return _LateVersionedAnswer(self._stage.fetch(self.worker_rank, bucket, send), send, buffers)
+        return _LateVersionedAnswer(self.stage.fetch(self.worker_rank, bucket, send), send, buffers)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
-        return {int(key): one for shard in self._stage.shards for key, one in json.loads(shard.statistics()).items()}
+        return {int(key): one for shard in self.stage.shards for key, one in json.loads(shard.statistics()).items()}
 
     def exporting(self) -> Export:
-        return Export({key: saved for shard in self._stage.shards for key, saved in from_bytes(shard.export()).items()})
+        return Export({key: saved for shard in self.stage.shards for key, saved in from_bytes(shard.export()).items()})
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         if state is not None:
             for bucket in buckets:
-                self._stage.shards[bucket.server_rank].restore({bucket.id: state[bucket.id]})
+                self.stage.shards[bucket.server_rank].restore({bucket.id: state[bucket.id]})
 
 
 class InProcessRing(_Staged, Ring):
@@ -353,7 +353,7 @@ class InProcessRing(_Staged, Ring):
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         term = _Term(Round(0, str(bucket), self._codec), array, out, self.finite_check(bucket))
-        return self._stage.sum(self.worker_rank, bucket, term)
+        return self.stage.sum(self.worker_rank, bucket, term)
 
 
 class InProcessSharded(_Staged, Owner):
@@ -366,4 +366,4 @@ class InProcessSharded(_Staged, Owner):
         round_ = PartRound(0, str(bucket), Plain())
         round_.cuts = self._cuts[bucket.id]
         term = _PartTerm(round_, array, out, self.finite_check(bucket), self.part(bucket), update)
-        return self._stage.sum(self.worker_rank, bucket, term)
+        return self.stage.sum(self.worker_rank, bucket, term)

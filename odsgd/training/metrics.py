@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from kvstore.messages.seam import Transport
+from odsgd.report.runs import METRICS
 
 IN_FLIGHT = 4
 """Iterations that may be queued and not yet computed."""
-
-METRICS = "metrics.jsonl"
 
 
 @dataclasses.dataclass

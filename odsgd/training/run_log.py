@@ -18,8 +18,9 @@ from kvstore.job import environment
 from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
+from odsgd.report.runs import METRICS
 from odsgd.training.checkpoint.disk import replacing
-from odsgd.training.metrics import METRICS, MetricsFile
+from odsgd.training.metrics import MetricsFile
 from odsgd.training.progress import Progress
 
 STALENESS, ROUNDS = "staleness.json", "rounds.json"

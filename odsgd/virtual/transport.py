@@ -251,34 +251,30 @@ class _OnStage(Transport):
     """The common part of both kinds of worker."""
 
     session_class = VirtualSession
-    _stage: VirtualStage
-
-    @property
-    def stage(self) -> VirtualStage:
-        return self._stage
+    stage: VirtualStage
 
     def seconds(self) -> float:
         """When the last iteration that was begun is over, in virtual time. Lets others run until that is known."""
-        return self._stage.seconds(self.worker_rank)
+        return self.stage.seconds(self.worker_rank)
 
 
 class VirtualWorker(_OnStage, InProcess):
     """One worker's end of a virtual cluster with servers."""
 
-    _stage: VirtualStage
+    stage: VirtualStage
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if 1 < traffic.quorum == self.num_workers:
             raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
         self._synchronous = not traffic.asynchronous
-        return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
+        return layout.on_servers(parameters, traffic, self.stage.keys[self.worker_rank], self.stage.cluster)
 
 
 class VirtualRing(_OnStage, InProcessRing):
     """One worker of a virtual cluster without servers."""
 
-    _stage: VirtualStage
+    stage: VirtualStage
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._codec = codec(traffic.codec)
-        return on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)
+        return on_ring(parameters, traffic, self.stage.keys[self.worker_rank], self.num_workers)
