@@ -3,6 +3,7 @@
 The scheduler listens at the address that all processes know from the launcher. Each server says where it listens; when
 the last one has, the scheduler tells all that ask. Then workers call the servers (`courier`), and `Hub` has every push.
 """
+import errno
 import json
 import os
 import socket
@@ -22,6 +23,8 @@ from kvstore.weights.servers.hub import Hub
 from kvstore.weights.servers.server import Server, fatal
 
 CALL_AGAIN_S = 0.05
+COMES_LATER = (errno.ECONNREFUSED, errno.ENOENT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""Of a call to the scheduler: it comes later than this process, or when a link that is down is up again."""
 
 
 def _scheduler_address() -> str:
@@ -65,11 +68,12 @@ def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
             try:
                 connection = courier.call(_scheduler_address(), sender, timeout_s, **said)
                 break
-            except (ConnectionRefusedError, FileNotFoundError):  # it comes later than this process
-                time.sleep(CALL_AGAIN_S)
             except OSError as error:
-                raise KVStoreError(f"no connection to the scheduler at {_scheduler_address()}: {error}; check that "
-                                   "this host can reach it (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, a firewall)") from None
+                if error.errno not in COMES_LATER:
+                    raise KVStoreError(f"no connection to the scheduler at {_scheduler_address()}: {error}; check that "
+                                       "this host can reach it (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, a firewall)"
+                                       ) from None
+                time.sleep(CALL_AGAIN_S)
         with connection, connection.makefile("rb") as file:
             connection.settimeout(None)
             text = file.read()

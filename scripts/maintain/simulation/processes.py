@@ -1,4 +1,5 @@
 """`selectors`, `select`, `subprocess` and `socket` over the simulated system."""
+import errno
 import functools
 import select as real_select
 import selectors as real_selectors
@@ -356,6 +357,8 @@ def _dialled(here: Host, there: Host, at: Any, timeout_s: Optional[float]) -> Bo
     while out.cut or not there.up:
         if timeout_s is not None and world.now - began > timeout_s:
             raise TimeoutError("timed out")
+        if world.now - began > 3.0 and world.random.random() < 0.5:  # by then some routers say so
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
         stdlib.sleep(0.5)
     listener = there.listeners.get(at)
     if not isinstance(listener, Listener):

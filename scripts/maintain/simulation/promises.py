@@ -134,7 +134,8 @@ def leaves_nothing(result: Result) -> Iterator[str]:
     for host in result.world.hosts.values():
         if not host.up or host.name in held | away:
             continue
-        left = [label for label in result.left[host.name] if label.split()[1] not in away]  # ssh looks again for 45 s
+        left = [label for label in result.left[host.name]  # ssh looks again for 45 s, and stays with a stopped agent
+                if label.split()[1] not in away | held]
         if left:
             yield f"left on {host.name}: {', '.join(left)}"
         kept = [path for path in host.below("/tmp") if path != "/tmp/odsgd-1000"]

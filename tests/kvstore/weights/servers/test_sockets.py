@@ -1,10 +1,12 @@
 """Server and scheduler of a job on sockets: sums, and who learns where the servers listen."""
 import contextlib
+import errno
+import os
 import queue
 import socket
 import threading
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, List, Optional
 
 import numpy as np
 import pytest
@@ -82,7 +84,16 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> int:
     return port
 
 
-def test_all_learn_where_the_servers_listen_once_the_last_one_is_there(scheduler: int) -> None:
+def test_all_learn_where_the_servers_listen_once_the_last_one_is_there_and_a_link_up_again(
+        scheduler: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, down = courier.call, iter([errno.EHOSTUNREACH, errno.ENETUNREACH])
+
+    def tried(*arguments: Any, **said: Any) -> socket.socket:
+        for number in down:
+            raise OSError(number, os.strerror(number))
+        return call(*arguments, **said)
+
+    monkeypatch.setattr(courier, "call", tried)
     found: queue.Queue[List[str]] = queue.Queue()
     for sender, said in ((0, {}), (1, {"listens": "b:2"}), (0, {"listens": "a:1"})):
         threading.Thread(target=lambda sender=sender, said=said: found.put(
