@@ -43,9 +43,13 @@ def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequenc
     _of((writes or reads)[0]).push(function, reads, writes)
 
 
-def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
-    """The same for an operation that `start` only begins; it is over when somebody calls `done`."""
-    _of((writes or reads)[0]).push_async(start, reads, writes)
+def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray],
+               here: bool = False) -> None:
+    """The same for an operation that `start` only begins; it is over when somebody calls `done`.
+
+    `here`: `start` takes hardly any time, so NumPy's engine may call it on this thread.
+    """
+    _of((writes or reads)[0]).push_async(start, reads, writes, here)
 
 
 def zeros(size: int, context: Any = None) -> NDArray:

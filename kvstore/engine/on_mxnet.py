@@ -53,7 +53,7 @@ def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequenc
     _push(mx.base._LIB.MXEnginePushSyncND, _run, function, reads, writes)
 
 
-def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
+def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray], _: bool) -> None:
     _push(mx.base._LIB.MXEnginePushAsyncND, _start, start, reads, writes)
 
 

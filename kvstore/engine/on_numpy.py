@@ -69,7 +69,7 @@ class _Engine:
             self._under_way += 1
             free = self._enter(operation)
         if free:
-            self._run(operation) if here else self._ready.put(operation)
+            self._hand_out(self._run(operation) if here else [operation])
 
     def _start(self) -> None:
         environment.shorten_switch_interval()
@@ -95,21 +95,30 @@ class _Engine:
 
     def _serve(self) -> None:
         while True:
-            self._run(self._ready.get())
+            free = [self._ready.get()]
+            while free:  # its thread goes on with what it has freed: to wake another takes longer
+                operation = free.pop()
+                self._hand_out(free)
+                free = self._run(operation)
 
-    def _run(self, operation: _Operation) -> None:
+    def _hand_out(self, free: Sequence[_Operation]) -> None:
+        for operation in free:
+            self._ready.put(operation)
+
+    def _run(self, operation: _Operation) -> List[_Operation]:
+        """The operations that may run now."""
         failure = next((one.failure for one in (*operation.reads, *operation.writes) if one.failure), None)
         if failure is None:
             try:
                 if operation.begins:
-                    operation.function(lambda: self._end(operation))
-                    return
+                    operation.function(lambda: self._hand_out(self._end(operation)))
+                    return []
                 operation.function()
             except BaseException as error:
                 failure = self.untold = error
-        self._end(operation, failure)
+        return self._end(operation, failure)
 
-    def _end(self, operation: _Operation, failure: Optional[BaseException] = None) -> None:
+    def _end(self, operation: _Operation, failure: Optional[BaseException] = None) -> List[_Operation]:
         with self._lock:
             for one in operation.writes:
                 one.failure = failure or one.failure
@@ -117,8 +126,7 @@ class _Engine:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.notify_all()
-        for other in free:
-            self._ready.put(other)
+        return free
 
     def _leave(self, operation: _Operation) -> List[_Operation]:
         """Make room; the operations that may run now."""
@@ -273,8 +281,8 @@ def push(function: Callable[[], None], reads: Sequence[Array], writes: Sequence[
     _engine.push(function, _buffers(reads), _buffers(writes), begins=False)
 
 
-def push_async(start: Callable[[Done], None], reads: Sequence[Array], writes: Sequence[Array]) -> None:
-    _engine.push(start, _buffers(reads), _buffers(writes), begins=True)
+def push_async(start: Callable[[Done], None], reads: Sequence[Array], writes: Sequence[Array], here: bool) -> None:
+    _engine.push(start, _buffers(reads), _buffers(writes), begins=True, here=here)
 
 
 def _buffers(arrays: Sequence[Array]) -> List[_Buffer]:

@@ -251,6 +251,7 @@ class Ring(Transport):
     """Workers that add."""
 
     checks_all = True  # there is no server to do it
+    in_place = False  # whether `allreduce` takes one array as both
 
     def allreduce(self, bucket: Bucket, array: Array, out: Array) -> Pending:
         """Begin to sum every worker's `array` into `out`, as the traffic's codec has it."""

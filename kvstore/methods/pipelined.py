@@ -52,6 +52,7 @@ from kvstore.options import TrainingLength, integer, option
 class Pipelined(Worker):
     weights_holder: Replicated
     update: Update
+    sends_gradient_in_place = True
     arrays = {"w": "weights, the same on every worker", "in_flight": "sums that have not been applied"}
     facts = ("rates",)
     returned = "w"

@@ -42,7 +42,8 @@ class HeavyBall(TorchFormula):
         v = state["momentum_buffer"]
         v *= self.momentum
         v += g
-        return lr * (g + self.momentum * v if self.nesterov else v)
+        np.multiply(g + self.momentum * v if self.nesterov else v, lr, out=g)
+        return g
 
 
 class Adam(TorchFormula):

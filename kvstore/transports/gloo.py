@@ -5,6 +5,7 @@ On a ring a bucket's sum is an allreduce of gloo's. Where workers own parts, eac
 block which that worker owns, adds the blocks that it gets in the order of an MPI ring, and later sends its updated part
 to all. All workers begin the sums in the order of their scripts' calls, whatever the order in which gradients appear.
 """
+import dataclasses
 import importlib.util
 import itertools
 import os
@@ -76,25 +77,29 @@ class GroupTransport(Transport):
                 else "start the job by `odsgd launch -s 0`"
             raise ConfigError(f"codec `{traffic.codec}` over torch.distributed, where floats are summed as they are; "
                               f"leave it out, or {instead} where mpi4py is installed")
-        return on_ring(parameters, traffic, self._group.keys, self.num_workers)
+        patient = dataclasses.replace(traffic, waits=False)  # gloo itself cuts what it sends; a call of it costs more
+        return on_ring(parameters, patient, self._group.keys, self.num_workers)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._group.total(array, self._timeout_s)
 
 
 class GroupRing(GroupTransport, Ring):
+    in_place = True
+
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._sums = self._group.line("sums").within(self._timeout_s)
         return self._cut(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         begin = partial(self._begin, self._sums.ask(), self.finite_check(bucket), array, out)
-        engine.push_async(begin, [array], [out])
+        engine.push_async(begin, [] if array is out else [array], [out], here=array is out)
         return Pending(out)
 
     def _begin(self, number: int, check: Optional[Check], array: NDArray, out: NDArray, done: engine.Done) -> None:
-        sums = engine.view(out)
-        np.copyto(sums, _checked(array, check))
+        sums, own = engine.view(out), _checked(array, check)
+        if own is not sums:
+            np.copyto(sums, own)
         pulse.nbytes += 2 * sums.nbytes * (self.num_workers - 1) // self.num_workers
         self._sums.give(number, self._timeout_s, partial(self._sums.allreduce, sums), done)
 
@@ -153,7 +158,7 @@ class _Line:
         self._ranks = torch.distributed.get_process_group_ranks(group)
         self._numbers, self._next, self._beginning = itertools.count(), 0, threading.Lock()
         self._given: Dict[int, Tuple[float, Callable[[], List[Any]], engine.Done]] = {}  # not begun
-        self._under_way: Any = queue.Queue()  # number, timeout, works and `done` of each
+        self._under_way: Any = queue.SimpleQueue()  # number, timeout, works and `done` of each
         self._awaited = NOTHING
         threading.Thread(target=_guarded, args=(self._end_all,), name="kvstore-group", daemon=True).start()
 

@@ -90,7 +90,7 @@ class Owner(Sharded):
         if bucket.id not in self._sums:
             self._sums[bucket.id] = engine.zeros(max(1, mine.stop - mine.start), array.context)
         total, (collect, spread) = self._sums[bucket.id], self._ask(bucket)
-        engine.push_async(partial(collect, array, total), [array], [total])
+        engine.push_async(partial(collect, array, total), [array], [total], here=True)
         update(total)
         engine.push_async(partial(spread, out), [total], [out])  # `total`: behind the sum in any case
         return Pending(out)

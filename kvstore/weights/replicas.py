@@ -107,20 +107,28 @@ class Replicas(WeightsOnWorkers, Replicated):
         super().__init__(ring)
         self.ring = ring
         self._sums: Dict[int, engine.InTurn] = {}
+        self._rooms: Dict[int, NDArray] = {}  # the next sums, where gradients are put in their place
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         first_answers = super().set_up(setup, weights)
         for bucket in setup.buckets:
             w = first_answers[bucket.id].result()
-            self._sums[bucket.id] = engine.InTurn(w.size, w.context, setup.traffic.depth)
+            early = self.ring.in_place and not setup.traffic.waits  # the next gradient comes while a sum is read
+            self._sums[bucket.id] = engine.InTurn(w.size, w.context, setup.traffic.depth + early)
             if setup.traffic.on_nan == "skip":
                 where = f"worker {self.ring.worker_rank}, the sum over the workers"
                 self.updates[bucket.id].skips = partial(finite.skips, where, finite.names(bucket))
         return first_answers
 
+    def room(self, bucket: Bucket) -> Optional[NDArray]:
+        if self.ring.in_place:
+            self._rooms[bucket.id] = self._sums[bucket.id].next()
+        return self._rooms.get(bucket.id)
+
     def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
         self.note(lr)
-        return self.ring.allreduce(bucket, array, self._sums[bucket.id].next())
+        room = self._rooms.pop(bucket.id, None)
+        return self.ring.allreduce(bucket, array, self._sums[bucket.id].next() if room is None else room)
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         before, after = self._last_exchange[bucket.id], self._weights[bucket.id].next()
