@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Tuple
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -227,6 +227,15 @@ def verdict(found: Dict[Tuple[Way, str], Cell]) -> str:
             f"at most {max(missed):.2f} behind the one that is")
 
 
+def spread(runs: List[Dict[str, Any]]) -> str:
+    """How far two runs of a cell are apart."""
+    times: Dict[Tuple[Way, str], List[float]] = collections.defaultdict(list)
+    for run in runs:
+        times[way_of(run), run["system"]].append(run["iteration_ms"])
+    apart = sorted(max(one) / min(one) - 1 for one in times.values() if len(one) > 1)
+    return f"{len(apart)} of {len(times)} cells ran twice, {median(apart):.1%} apart (median), {apart[-1]:.1%} at most"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true")
@@ -244,7 +253,7 @@ def main() -> None:
             with OUT.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run) + "\n")
     found = cells(runs)
-    print(table(found), verdict(found), sep="\n\n")
+    print(table(found), verdict(found) + "\n" + spread(runs), sep="\n\n")
     draw(found)
 
 
