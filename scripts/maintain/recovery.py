@@ -47,11 +47,15 @@ def table(results: List[Dict[str, Any]]) -> str:
         for transport in TRANSPORTS:
             found = [one for one in results
                      if (one["transport"], one["victim"], one["fault"]) == (transport, victim, fault) and one["hit"]]
-            waits = sorted(one["useful_s"] for one in found if one["useful_s"] is not None)
-            times = f"{statistics.median(waits):.1f}" + (f" ({waits[0]:.1f} to {waits[-1]:.1f})" if waits[1:] else "")
-            cells.append((times if len(waits) == len(found) else "did not go on") if found else "-")
-        rows.append([f"{victim.split()[0]}: {fault}", *cells])
+            waits = sorted(one["useful_s"] for one in found if one["finished"])
+            cells.append("did not go on" if len(waits) < len(found) else _spread(waits) if waits else "-")
+        if any(cell != "-" for cell in cells):
+            rows.append([f"{victim.split()[0]}: {fault}", *cells])
     return chaos.as_markdown(rows)
+
+
+def _spread(waits: List[float]) -> str:
+    return f"{statistics.median(waits):.1f}" + (f" ({waits[0]:.1f} to {waits[-1]:.1f})" if waits[1:] else "")
 
 
 def main() -> int:
