@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""MNIST by a script of DistributedDataParallel's, as it is or by a store: a table of docs/how-to/pytorch.md.
+
+    torchrun --nproc-per-node 2 scripts/maintain/experiments/mnist_ddp.py DATA STORE SEED    STORE: ddp, odsgd, …
+    odsgd launch -n 2 -s 1 scripts/maintain/experiments/mnist_ddp.py DATA ssgd SEED
+
+Five epochs of a perceptron, two workers of 64 images. `DATA` has the four .gz files of MNIST.
+"""
+import contextlib
+import gzip
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import odsgd.torch as od
+
+FOLDER, STORE, SEED = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+EPOCHS = 5
+
+
+def read(part: str) -> TensorDataset:
+    images = np.frombuffer(gzip.decompress((FOLDER / f"{part}-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16)
+    labels = np.frombuffer(gzip.decompress((FOLDER / f"{part}-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
+    return TensorDataset(torch.tensor(images.reshape(-1, 784), dtype=torch.float32) / 255, torch.tensor(labels).long())
+
+
+def main() -> None:
+    torch.manual_seed(SEED)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    data, test = read("train"), read("t10k")
+    sampler = DistributedSampler(data, seed=SEED)
+    loader = DataLoader(data, batch_size=64, sampler=sampler, drop_last=True)
+    model = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(),
+                                torch.nn.Linear(256, 10))
+    ddp = DistributedDataParallel(model)
+    optimizer, at_the_end = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), contextlib.nullcontext()
+    if STORE != "ddp":
+        name, *options = STORE.split(":")
+        store = od.create(name, **dict(option.split("=") for option in options))
+        optimizer, at_the_end = od.Optimizer(optimizer, ddp, store), store.global_weights()
+    began = time.perf_counter()
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            functional.cross_entropy(ddp(x), y).backward()
+            optimizer.step()
+    spent = time.perf_counter() - began
+    with at_the_end, torch.no_grad():
+        right = (model(test.tensors[0]).argmax(1) == test.tensors[1]).float().mean()
+    if dist.get_rank() == 0:
+        print(f"{STORE}, seed {SEED}: {right:.2%} right, {1e3 * spent / EPOCHS / len(loader):.2f} ms an iteration",
+              flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
