@@ -11,6 +11,7 @@ import gzip
 import sys
 import time
 from pathlib import Path
+from typing import ContextManager
 
 import numpy as np
 import torch
@@ -41,7 +42,8 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(),
                                 torch.nn.Linear(256, 10))
     ddp = DistributedDataParallel(model)
-    optimizer, at_the_end = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), contextlib.nullcontext()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    at_the_end: ContextManager[None] = contextlib.nullcontext()
     if STORE != "ddp":
         name, *options = STORE.split(":")
         store = od.create(name, **dict(option.split("=") for option in options))
