@@ -4,12 +4,12 @@
 
 The launcher reads it before anything starts, and the workers where they would make MXNet's store.
 """
-import os
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Type
 
 from kvstore import methods
 from kvstore.errors import ConfigError
+from kvstore.job import environment
 from kvstore.methods import fit
 from kvstore.methods.contract import Method
 
@@ -58,5 +58,5 @@ def parse(text: str) -> StandIn:
 
 def of_job() -> Optional[StandIn]:
     """This job's, if it has one."""
-    text = os.environ.get("ODSGD_STORE")
+    text = environment.stand_in()
     return parse(text) if text else None

@@ -51,6 +51,11 @@ def most_workers() -> Optional[int]:
     return int(most) if most else None
 
 
+def stand_in() -> str:
+    """The store of ``odsgd launch --store`` as it was written; empty: there is none."""
+    return os.environ.get("ODSGD_STORE", "")
+
+
 def lost_workers() -> Set[int]:
     """Ranks of which no worker takes part in sums over the workers any more: the launcher has given it up
     (`--on-worker-loss continue`), or it was not there at the start. Asynchronous jobs only."""

@@ -86,7 +86,7 @@ def _ours(mx: Any, create: Create, store: Any, **options: Any) -> Any:
 
 def _is_ours(mx: Any, store: Any) -> bool:
     return isinstance(store, str) and store.lower() not in mx.kvstore.KVStoreBase.kv_registry \
-        and (not _is_mxnets(store) or "ODSGD_STORE" in os.environ)
+        and (not _is_mxnets(store) or bool(environment.stand_in()))
 
 
 def _is_mxnets(store: str) -> bool:
