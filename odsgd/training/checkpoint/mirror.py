@@ -75,8 +75,12 @@ class CheckpointMirror:
 
     def _listed(self, rest: str) -> List[int]:
         """The numbers N of the paths FOLDER/N followed by `rest`."""
-        found = [str(path)[:len(str(path)) - len(rest)] for path in Path(self._folder).glob(f"*{rest}")]
-        return sorted(int(os.path.basename(path)) for path in found if os.path.basename(path).isdigit())
+        numbers = re.findall(rf"/([0-9]{{1,15}}){re.escape(rest)}$", self._paths(rest), re.MULTILINE)
+        return sorted(map(int, numbers))
+
+    def _paths(self, rest: str) -> str:
+        """A line for each path FOLDER/* followed by `rest`."""
+        return "\n".join(map(str, Path(self._folder).glob(f"*{rest}")))
 
     def remove(self, iteration: int, first: str) -> None:
         """Remove a checkpoint, this file of it before the others."""
@@ -106,9 +110,8 @@ class RemoteMirror(CheckpointMirror):
         with replacing(path) as temporary, open(temporary, "wb") as file:
             self._run(f"cat {self._path(iteration, name)}", stdout=file)
 
-    def _listed(self, rest: str) -> List[int]:
-        listed = self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
-        return sorted(map(int, re.findall(rf"/([0-9]{{1,15}}){re.escape(rest)}$", listed, re.MULTILINE)))
+    def _paths(self, rest: str) -> str:
+        return self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
 
     def remove(self, iteration: int, first: str) -> None:
         self._run(f"rm -f {self._path(iteration, first)} && rm -rf {self._path(iteration)}")
