@@ -15,9 +15,10 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from kvstore.messages.codecs import codec
+from odsgd.report.runs import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "results" / "weights.csv"
@@ -69,15 +70,25 @@ def run(folder: Path, job: Job) -> Curve:
     cluster = folder / f"{link}_{workers}.yaml"
     cluster.write_text(f"workers: {workers}\nservers: 1\nlinks: {{goodput: {link}, latency: 1ms}}\n"
                        "compute: {iteration: 10ms, draws: \"lognormal:0.2\"}\n")
-    if not (out / "metrics.jsonl").exists():
-        subprocess.run([sys.executable, "-m", "odsgd", "train", "--config", str(ROOT / "configs/digits_async.yaml"),
-                        "--kvstore", store, *options, "--cluster", str(cluster), "--epochs", str(15 * workers),
-                        "--eval-every", str(workers), "--checkpoint-every", "1000epochs", "--seed", str(seed),
-                        "--out", str(out)], check=True, stdout=subprocess.DEVNULL,
-                       env={**os.environ, "OMP_NUM_THREADS": "1"})
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    records = trained(out, [
+        "--kvstore", store, *options, "--cluster", str(cluster), "--epochs", str(15 * workers), "--eval-every",
+        str(workers), "--seed", str(seed)])
     return [(record["virtual_seconds"], bytes_of(method, record["iteration"]), record["test_loss"])
-            for record in records if record["event"] == "epoch" and "test_loss" in record]
+            for record in records if "test_loss" in record]
+
+
+def trained(out: Path, options: Sequence[str]) -> List[Dict[str, Any]]:
+    """What a training says after each epoch; one that has ended in `out` is not run again."""
+    path = out / METRICS
+
+    def records() -> List[Dict[str, Any]]:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    if not any(record["event"] == "end" for record in records()):
+        subprocess.run([sys.executable, "-m", "odsgd", "train", "--config", str(ROOT / "configs/digits_async.yaml"),
+                        *options, "--checkpoint-every", "1000epochs", "--out", str(out)], check=True,
+                       stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return [record for record in records() if record["event"] == "epoch"]
 
 
 def draw(curves: Dict[Job, Curve]) -> None:

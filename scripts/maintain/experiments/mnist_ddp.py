@@ -4,16 +4,13 @@
     torchrun --nproc-per-node 2 scripts/maintain/experiments/mnist_ddp.py DATA STORE SEED    STORE: ddp, odsgd, …
     odsgd launch -n 2 -s 1 scripts/maintain/experiments/mnist_ddp.py DATA ssgd SEED
 
-Five epochs of a perceptron, two workers of 64 images. `DATA` has the four .gz files of MNIST.
+Five epochs of a perceptron, two workers of 64 images. `DATA` has the four files of MNIST.
 """
 import contextlib
-import gzip
 import sys
 import time
-from pathlib import Path
 from typing import ContextManager
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn import functional
@@ -21,22 +18,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import odsgd.torch as od
+from odsgd.training.data import datasets
 
-FOLDER, STORE, SEED = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+FOLDER, STORE, SEED = sys.argv[1], sys.argv[2], int(sys.argv[3])
 EPOCHS = 5
 
 
-def read(part: str) -> TensorDataset:
-    images = np.frombuffer(gzip.decompress((FOLDER / f"{part}-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16)
-    labels = np.frombuffer(gzip.decompress((FOLDER / f"{part}-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
-    return TensorDataset(torch.tensor(images.reshape(-1, 784), dtype=torch.float32) / 255, torch.tensor(labels).long())
+def tensors(part: datasets.Examples) -> TensorDataset:
+    images = torch.from_numpy(part.images).float().flatten(1) / 255
+    return TensorDataset(images, torch.from_numpy(part.labels).long())
 
 
 def main() -> None:
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    data, test = read("train"), read("t10k")
+    arrays = datasets.mnist(FOLDER)
+    data, test = tensors(arrays.train), tensors(arrays.test)
     sampler = DistributedSampler(data, seed=SEED)
     loader = DataLoader(data, batch_size=64, sampler=sampler, drop_last=True)
     model = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(),

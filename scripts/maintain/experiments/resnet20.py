@@ -7,41 +7,36 @@ Real gradients of four workers in virtual time, links of 1 Gbit/s. All take SGD 
 20 steps. `FOLDER` keeps the runs that have ended. Writes docs/results/resnet20.csv.
 """
 import csv
-import json
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, List
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+from scripts.maintain import links  # noqa: E402
+
 OUT = ROOT / "docs" / "results" / "resnet20.csv"
 WEIGHTS = "--H 20 --momentum-outer 0"
 METHODS: Dict[str, str] = {
     "`ssgd`": "ssgd", "`odsgd`, warm-up 20": "odsgd --warmup 20", "`eager`": f"eager {WEIGHTS}",
     "`diloco`": f"diloco {WEIGHTS}"}
 NET = ("--model cifar_resnet20_v1 --dataset cifar10 --batch-size 32 --num-examples 25600 --lr 0.1 --momentum 0 "
-       "--epochs 2 --checkpoint-every 1000epochs")
+       "--epochs 2")
 CLUSTER = ("workers: 4\nservers: 1\nlinks: {goodput: 1gbit, latency: 1ms}\n"
            "compute: {iteration: 50ms, draws: \"lognormal:0.2\"}\n")
 
 
-def run(data: Path, folder: Path, method: str) -> List[Dict[str, Any]]:
+def run(data: str, folder: Path, method: str) -> List[Dict[str, Any]]:
     """What was measured after each epoch."""
     store, *options = METHODS[method].split()
-    out = folder / store
-    records = out / "metrics.jsonl"
-    if '"event": "end"' not in (records.read_text() if records.exists() else ""):
-        subprocess.run([sys.executable, "-m", "odsgd", "train", "--config", str(ROOT / "configs/digits_async.yaml"),
-                        *NET.split(), "--data-dir", str(data), "--kvstore", store, *options,
-                        "--cluster", str(folder / "cluster.yaml"), "--out", str(out)],
-                       check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return [one for one in map(json.loads, records.read_text().splitlines()) if one["event"] == "epoch"]
+    return links.trained(folder / store, [*NET.split(), "--data-dir", data, "--kvstore", store, *options,
+                                          "--cluster", str(folder / "cluster.yaml")])
 
 
 def main() -> None:
-    data, folder = map(Path, sys.argv[1:])
+    data, folder = sys.argv[1], Path(sys.argv[2])
     folder.mkdir(exist_ok=True)
     (folder / "cluster.yaml").write_text(CLUSTER)
     with ThreadPoolExecutor(2) as pool:
