@@ -12,7 +12,8 @@ The rules, in the order in which `tick` applies them:
    another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring they are all
-   secondary. Of two crashes on a ring nobody can tell which was first, and the message says so.
+   secondary. Of two crashes on a ring nobody can tell which was first, and the message says so; also if an agent has
+   said nothing since, behind which the first may be.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -20,10 +21,10 @@ The rules, in the order in which `tick` applies them:
    If a server has failed, its exit code is the job's. We do not wait for the scheduler: it only introduced the
    processes to each other, and no worker tells it that the job is over.
 4. A server or the scheduler has ended with 0 while every worker runs: after `EARLY_EXIT_FAILS_AFTER_S`, a failure.
-5. The job is not up within the startup timeout: a failure, with a table of the processes' states. It is up when the
-   scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain MXNet script, which
-   never reports, delays nothing. Without servers it is up when every worker runs; once a worker asks for the others,
-   every worker must join, and the timeout begins anew.
+5. The job is not up within the startup timeout: a failure, with a table of the processes' states. It is up when every
+   worker runs, and the scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain
+   MXNet script, which never reports, delays nothing. Without servers, once a worker asks for the others, every worker
+   must join, and the timeout begins anew.
 """
 import signal
 from dataclasses import dataclass
@@ -278,7 +279,9 @@ class Judge:
         cause = self._cause()
         waited = now - self.failed_at
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
-        if waited < SETTLE_S or (exit_pending and waited < LAST_WORDS_S):
+        doubtful = cause.unreported and not self.non_workers
+        unheard = self.liveness.unheard_since(self.failed_at) if doubtful else []
+        if waited < SETTLE_S or ((exit_pending or unheard) and waited < LAST_WORDS_S):
             return None
         reasons = [reason for failure in self.failures for reason in [self._why_not_continue(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]
@@ -290,6 +293,9 @@ class Judge:
         remarks = [f"  --on-worker-loss continue does not help: {reasons[0]}"] if self.continues_on_loss else []
         if self._lost_ranks():
             remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
+        if unheard:
+            remarks.append(f"  nothing has been heard since of {', '.join(unheard)}: whether another failed first is "
+                           "not known")
         return self._verdict_on(cause, remarks)
 
     def _cause(self) -> Failure:
@@ -382,7 +388,8 @@ class Judge:
 
     def _has_come_up(self) -> bool:  # rule 5
         if self.non_workers:
-            return all(member.joined for member in self.non_workers)
+            return (all(member.joined for member in self.non_workers)
+                    and not any(worker.phase == "waiting" for worker in self.workers if worker.part == "awaited"))
         return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
 
     def _startup_timeout(self, now: float) -> Optional[Verdict]:

@@ -140,6 +140,11 @@ class LivenessMonitor:
         warnings, self._warnings = self._warnings, []
         return warnings
 
+    def unheard_since(self, at: float) -> List[str]:
+        """The processes of which no end is known, and whose agents have said nothing since then."""
+        return [process.name for process in self._processes.values()
+                if process.agent_at is not None and process.agent_at < at]
+
     # Decisions
 
     def find_hung(self, now: float) -> Optional[Hung]:
@@ -216,7 +221,7 @@ class LivenessMonitor:
     def _compare_lengths(self, now: float) -> Optional[Hung]:
         """Rule 4: a failure if a worker with fewer batches has said where it ended, else a warning."""
         workers = [process for process in self._answering(now) if process.name.startswith("worker")]
-        waiting = [process for process in workers if (process.waits_s or 0) > UNEVEN_DATA_S]
+        waiting = [process for process in workers if (process.waits_s or 0) > UNEVEN_DATA_S and not process.leaving]
         if self._uneven or not waiting or any(process.asynchronous for process in workers):
             return None
         farthest = max(waiting, key=lambda process: process.progress)

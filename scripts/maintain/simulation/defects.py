@@ -30,6 +30,12 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, "self._fresh_s = min(FRESH_S, self._warn_s)", "self._fresh_s = FRESH_S")],
     "workers whose messages were lost were told to have data of one length, without a doubt": [
         (LIVENESS, '"either messages between them do not come through, or not all do the same: "', '""')],
+    "a worker that was done, after its job had lost another, was said to wait for more data": [
+        (LIVENESS, " > UNEVEN_DATA_S and not process.leaving]", " > UNEVEN_DATA_S]")],
+    "a worker that MPI crashed was blamed while the agent of the one that was killed stood still": [
+        (JUDGE, "self.liveness.unheard_since(self.failed_at) if doubtful else []", "[]")],
+    "a job whose servers had met waited for ever for a worker whose ssh stood still": [
+        (JUDGE, 'any(worker.phase == "waiting" for worker in self.workers if worker.part == "awaited")', "False")],
     "a ring whose link stayed down used up its restarts in seconds": [
         (JUDGE, "if len(self.workers) > 1 and len(alike) == 1 and not ended_while_joining:",
          "if len(self.workers) > 1 and len(alike) == 1:")],

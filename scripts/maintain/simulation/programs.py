@@ -113,10 +113,11 @@ def launcher(training: Training, job: Any) -> Any:
         training.born(process)
         supervisor = training.image.load("odsgd.launch.supervisor")
         try:
-            return int(supervisor.run(job))
-        except KVStoreError as error:
-            stdlib.stderr.write(f"odsgd launch: {error}\n")
-            return EXIT_FAILURE
+            try:
+                return int(supervisor.run(job))
+            except KVStoreError as error:
+                stdlib.stderr.write(f"odsgd launch: {error}\n")
+                return EXIT_FAILURE
         except BrokenPipeError:  # as `odsgd.cli.ended`
             return 128 + signal.SIGPIPE
     return main

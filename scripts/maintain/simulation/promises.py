@@ -2,6 +2,7 @@
 
 A function gets the result of a history and gives sentences that say how the promise was broken: none, if it was kept.
 """
+import itertools
 import re
 from typing import Callable, Iterator, List
 
@@ -62,9 +63,11 @@ def names_the_victim(result: Result) -> Iterator[str]:
     if not result.job.num_servers and any(hit.kind == "abort" for hit in hits):
         return  # MPI ends the others as if they had crashed, which is blamed before an abort
     victims = {hit.victim for hit in hits}
-    for text, below in zip(result.texts(), [*result.texts()[1:], ""]):
+    texts = result.texts()
+    for at, text in enumerate(texts):
         failed, lost = FAILED.match(text), LOST.match(text)
-        if "which crashed first is not known" in below and any(victim in below for victim in victims):
+        remarks = itertools.takewhile(lambda line: line.startswith("  "), texts[at + 1:])
+        if any(victim in line for line in remarks if "first is not known" in line for victim in victims):
             continue
         # A deadline tells the round that has not ended, MPI that it has not found the others: not who was late.
         if failed and failed[1] not in victims and not text.endswith(("exit code 75", f"exit code {MPI_GAVE_UP}")):

@@ -67,6 +67,17 @@ def test_of_two_crashes_on_a_ring_none_is_said_to_be_the_consequence() -> None:
     assert "(which crashed first is not known): worker 1: killed by SIGSEGV" in verdict_at(judge, 11.0).message
 
 
+def test_behind_a_silent_agent_of_a_ring_another_may_have_failed_first() -> None:
+    """So one that MPI crashed is not blamed without a doubt."""
+    for heard_at, doubt in ((9.0, True), (10.3, False)):
+        judge = running(*NAMES[2:], names=NAMES[2:])
+        judge.liveness.heard(["worker 1"], heard_at)
+        judge.exited("worker 0", -signal.SIGSEGV, 10.0)
+        assert (judge.tick(10.0 + SETTLE_S) is None) == doubt
+        message = verdict_at(judge, 10.0 + LAST_WORDS_S).message
+        assert ("nothing has been heard since of worker 1: whether another failed first is not known" in message) == doubt
+
+
 def test_a_lost_host_is_the_cause_of_a_crash_that_was_seen_before_it() -> None:
     judge = running(*NAMES[2:], names=NAMES[2:])
     judge.exited("worker 0", -signal.SIGSEGV, 10.0)
@@ -331,6 +342,15 @@ def test_without_servers_workers_that_have_met_are_up() -> None:
         judge.reported(name, {"event": "connecting"}, 10.0)
         judge.reported(name, {"event": "joined"}, 11.0)
     assert judge.tick(1e6) is None
+
+
+def test_a_worker_whose_agent_never_speaks_is_missed_though_all_servers_have_joined() -> None:
+    judge = Judge(job(1, 1, startup_timeout_s=60.0), [Member(name, name.split()[0], "hostA") for name in NAMES[:3]], 0.0)
+    for name in NAMES[:2]:
+        judge.started(name, 100)
+        judge.reported(name, {"event": "joined"}, 5.0)
+    assert judge.tick(59.0) is None
+    assert "missing: worker 0 (1 of 3)" in verdict_at(judge, 60.0).message
 
 
 def test_startup_timeout_0_waits_for_ever() -> None:

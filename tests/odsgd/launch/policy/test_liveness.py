@@ -253,6 +253,16 @@ def test_a_worker_that_ends_early_fails_the_job_at_once_and_is_named_if_it_did_n
             assert warning.startswith("worker 1 has ended, and worker 0 waits in iteration 21: ")
 
 
+def test_one_that_is_done_waits_in_no_iteration() -> None:
+    """Its last beat is from before, when it waited for a worker that was lost."""
+    story = Story()
+    story.states = {"worker 0": {"at": 0, "waits_s": 15.0}}
+    story.goes_on(1, moves=False)
+    story.liveness.leaving("worker 0", 6)
+    story.liveness.ended("worker 1")
+    assert story.liveness.find_hung(1.5) is None and story.liveness.take_warnings() == []
+
+
 def test_workers_that_wait_at_different_iterations_are_named() -> None:
     """As one that evaluates, which all do together, while the other has a batch left."""
     story = Story()
