@@ -10,8 +10,14 @@ A server or a worker of `odsgd train` runs no script of a user's: there `lean` m
 
 MXNet also runs up to 15 operators as one operation of its engine, so that the gradients of several layers appear
 together: no overlap. So the backward pass is not joined.
+
+MXNet answers a crash with `exit`, which destroys its engine; while a thread waits for the engine, that never ends. So
+the signal gets its usual effect back.
 """
+import contextlib
+import faulthandler
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 from kvstore.engine import _numpy  # noqa: F401
@@ -31,6 +37,11 @@ except ModuleNotFoundError as error:
 finally:
     if _role is not None:
         os.environ["DMLC_ROLE"] = _role
+
+with contextlib.suppress(ValueError):  # only the main thread may; elsewhere MXNet's answer stays
+    faulthandler.disable()
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    faulthandler.enable(2, all_threads=False)
 
 if TYPE_CHECKING:
     NDArray = Any  # MXNet carries no types

@@ -11,9 +11,9 @@ The rules, in the order in which `tick` applies them:
    counts when it is made. Two failures are secondary: an expired deadline (exit code 75), and a report that blames
    another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
-   report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring they are all
-   secondary. Of two crashes on a ring nobody can tell which was first, and the message says so; also if an agent has
-   said nothing since, behind which the first may be.
+   report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
+   before them all. Of two crashes on a ring nobody can tell which was first, and the message says so; it says so, too,
+   if an agent has said nothing since, behind which the first may be.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -303,9 +303,9 @@ class Judge:
         ring_timed_out = not self.non_workers and any(worker.code == EXIT_DEADLINE for worker in self.workers)
         any_crashed = not ring_timed_out and any(failure.crashed for failure in self.failures)
 
-        def doubt(failure: Failure) -> Tuple[bool, bool, bool]:
+        def doubt(failure: Failure) -> Tuple[int, bool, bool]:
             unreported = failure.unreported
-            return (failure.is_secondary or (ring_timed_out and unreported), any_killed and unreported,
+            return (1 if failure.is_secondary else 2 if ring_timed_out and unreported else 0, any_killed and unreported,
                     any_crashed and unreported and not failure.crashed)
 
         return min(self.failures, key=doubt)  # stable

@@ -1,11 +1,14 @@
 """How MXNet is imported in processes that are ours alone."""
+import signal
 import subprocess
 import sys
+import time
 
 from tests.jobs import ROOT, environment
 
 LEAN = """
 import sys
+import time
 from kvstore.job import lean
 {begin}
 {imported}
@@ -34,3 +37,25 @@ def test_what_only_scripts_ask_of_mxnet_is_left_out_and_operators_are_compiled_w
         needed, "['cv2', 'numpy.testing', 'pandas', 'scipy', 'setuptools', 'sklearn', 'urllib3']")
     assert (variables, all_variables) == ("('arguments', 'options')", "('lhs', 'rhs')")  # and to compile later
     assert results == all_results and results[:2] == ["[[3.0, 3.0], [3.0, 3.0]] 18.0", "[[1.]] 2.0"]
+
+
+CRASHES = """
+from kvstore.engine._mxnet import mx
+a = mx.nd.ones((3000, 3000))
+print("waits", flush=True)
+while True:
+    mx.nd.dot(a, a).wait_to_read()
+"""
+
+
+def test_a_process_that_crashes_while_it_waits_for_the_engine_ends_at_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", CRASHES], cwd=ROOT, env=environment(), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == "waits\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGSEGV)
+        try:
+            _, words = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGSEGV and "wait_to_read" in words

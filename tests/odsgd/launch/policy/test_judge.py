@@ -74,8 +74,8 @@ def test_behind_a_silent_agent_of_a_ring_another_may_have_failed_first() -> None
         judge.liveness.heard(["worker 1"], heard_at)
         judge.exited("worker 0", -signal.SIGSEGV, 10.0)
         assert (judge.tick(10.0 + SETTLE_S) is None) == doubt
-        message = verdict_at(judge, 10.0 + LAST_WORDS_S).message
-        assert ("nothing has been heard since of worker 1: whether another failed first is not known" in message) == doubt
+        text = "nothing has been heard since of worker 1: whether another failed first is not known"
+        assert (text in verdict_at(judge, 10.0 + LAST_WORDS_S).message) == doubt
 
 
 def test_a_lost_host_is_the_cause_of_a_crash_that_was_seen_before_it() -> None:
@@ -143,10 +143,12 @@ def test_nor_is_it_beside_one_that_has_crashed(ended: int) -> None:
 
 @pytest.mark.parametrize("ended", [255, -signal.SIGABRT, -signal.SIGSEGV])
 def test_a_worker_that_mpi_has_ended_after_a_deadline_of_another_is_not_the_cause(ended: int) -> None:
-    judge = running(*NAMES[2:], names=NAMES[2:])
-    judge.exited("worker 1", 75, 10.0)
-    judge.exited("worker 0", ended, 10.1)
-    assert verdict_at(judge, 11.0).culprit == "worker 1"
+    ends = [("worker 1", 75), ("worker 0", ended)]
+    for seen in (ends, ends[::-1]):
+        judge = running(*NAMES[2:], names=NAMES[2:])
+        for name, code in seen:
+            judge.exited(name, code, 10.0)
+        assert verdict_at(judge, 11.0).culprit == "worker 1"
 
 
 @pytest.mark.parametrize("killed", [-signal.SIGKILL, -signal.SIGSEGV])
@@ -345,7 +347,8 @@ def test_without_servers_workers_that_have_met_are_up() -> None:
 
 
 def test_a_worker_whose_agent_never_speaks_is_missed_though_all_servers_have_joined() -> None:
-    judge = Judge(job(1, 1, startup_timeout_s=60.0), [Member(name, name.split()[0], "hostA") for name in NAMES[:3]], 0.0)
+    members = [Member(name, name.split()[0], "hostA") for name in NAMES[:3]]
+    judge = Judge(job(1, 1, startup_timeout_s=60.0), members, 0.0)
     for name in NAMES[:2]:
         judge.started(name, 100)
         judge.reported(name, {"event": "joined"}, 5.0)
