@@ -9,13 +9,14 @@ A connection begins with a challenge: who listens sends random bytes, and the ca
 (`commands.Signer`), and its version with them.
 """
 import contextlib
+import errno
 import os
 import queue
 import socket
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -27,8 +28,9 @@ from kvstore.messages.header import FRAME
 
 CHALLENGE_NBYTES = 32
 HELLO_NBYTES = 1024  # at most
-ACCEPT_AGAIN_S = 0.1
+ACCEPT_AGAIN_S, CALL_AGAIN_S = 0.1, 0.05
 WELCOME_S = 30.0  # within which a caller says who it is
+LINK_DOWN = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 Room = Callable[[int, int, float], np.ndarray]
 """Bucket, length and sender_code of a message -> where it is received; an error unless that is as long."""
@@ -149,6 +151,18 @@ def call(address: str, sender: int, timeout_s: float, **said: Any) -> socket.soc
     hello = signer.sign("courier", {"challenge": challenge.hex(), "version": VERSION, **said})
     connection.sendall(hello.encode().ljust(HELLO_NBYTES))
     return connection
+
+
+def call_again(address: str, sender: int, timeout_s: float, while_it_fails: Collection[int] = LINK_DOWN, **said: Any
+               ) -> socket.socket:
+    """`call`, and again while it fails with one of these errors, until a deadline of the caller's."""
+    while True:
+        try:
+            return call(address, sender, timeout_s, **said)
+        except OSError as error:
+            if error.errno not in while_it_fails:
+                raise
+        time.sleep(CALL_AGAIN_S)
 
 
 def take_calls(listener: socket.socket, timeout_s: float, called: Callable[[socket.socket, int, Dict[str, Any]], None]

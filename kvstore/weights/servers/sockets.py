@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any, Dict, List
 
@@ -22,8 +21,7 @@ from kvstore.weights.servers import courier, server
 from kvstore.weights.servers.hub import Hub
 from kvstore.weights.servers.server import Server, fatal
 
-CALL_AGAIN_S = 0.05
-COMES_LATER = (errno.ECONNREFUSED, errno.ENOENT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+COMES_LATER = (errno.ECONNREFUSED, errno.ENOENT, *courier.LINK_DOWN)
 """Of a call to the scheduler: it comes later than this process, or when a link that is down is up again."""
 
 
@@ -64,16 +62,11 @@ def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
     late = (f"the job did not come up within {timeout_s:g} s: scheduler at {_scheduler_address()}, "
             f"{os.environ['DMLC_NUM_SERVER']} servers expected; check that each was started and can reach it")
     with deadlines.within(timeout_s, late):
-        while True:
-            try:
-                connection = courier.call(_scheduler_address(), sender, timeout_s, **said)
-                break
-            except OSError as error:
-                if error.errno not in COMES_LATER:
-                    raise KVStoreError(f"no connection to the scheduler at {_scheduler_address()}: {error}; check that "
-                                       "this host can reach it (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, a firewall)"
-                                       ) from None
-                time.sleep(CALL_AGAIN_S)
+        try:
+            connection = courier.call_again(_scheduler_address(), sender, timeout_s, COMES_LATER, **said)
+        except OSError as error:
+            raise KVStoreError(f"no connection to the scheduler at {_scheduler_address()}: {error}; check that this "
+                               "host can reach it (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, a firewall)") from None
         with connection, connection.makefile("rb") as file:
             connection.settimeout(None)
             text = file.read()

@@ -54,7 +54,9 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
 
 OF_SERVERS: Dict[str, Dict[str, List[Tuple[str, str]]]] = {
     "a worker on sockets that began while its link was down ended at once, and restarts were used up in seconds": {
-        "kvstore.weights.servers.sockets": [("errno.ENOENT, errno.EHOSTUNREACH, errno.ENETUNREACH)", "errno.ENOENT)")]},
+        "kvstore.weights.servers.sockets": [("errno.ENOENT, *courier.LINK_DOWN)", "errno.ENOENT)")]},
+    "a worker on sockets whose link was down when it called the servers ended at once": {
+        "kvstore.transports.outbox": [("courier.call_again(address", "courier.call(address")]},
     "a worker killed between the two sums of a gathering left a text of zeros": {
         "kvstore.job.agreement": [('text.tobytes().decode() if text.all() else ""', "text.tobytes().decode()")]},
 }

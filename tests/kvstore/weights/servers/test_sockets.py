@@ -6,13 +6,14 @@ import queue
 import socket
 import threading
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Iterator, List, Optional
 
 import numpy as np
 import pytest
 
 from kvstore.errors import ProtocolError
 from kvstore.job import commands, ending
+from kvstore.transports.outbox import Outbox
 from kvstore.weights.servers import courier, sockets
 from kvstore.weights.servers.sums import OrderedSums
 
@@ -84,8 +85,9 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> int:
     return port
 
 
-def test_all_learn_where_the_servers_listen_once_the_last_one_is_there_and_a_link_up_again(
-        scheduler: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def down(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The errors of the first calls, as far as none has met them."""
     call, down = courier.call, iter([errno.EHOSTUNREACH, errno.ENETUNREACH])
 
     def tried(*arguments: Any, **said: Any) -> socket.socket:
@@ -94,11 +96,23 @@ def test_all_learn_where_the_servers_listen_once_the_last_one_is_there_and_a_lin
         return call(*arguments, **said)
 
     monkeypatch.setattr(courier, "call", tried)
+    return down
+
+
+def test_all_learn_where_the_servers_listen_once_the_last_one_is_there_and_a_link_up_again(
+        scheduler: int, down: Iterator[int]) -> None:
     found: queue.Queue[List[str]] = queue.Queue()
     for sender, said in ((0, {}), (1, {"listens": "b:2"}), (0, {"listens": "a:1"})):
         threading.Thread(target=lambda sender=sender, said=said: found.put(
             sockets.addresses(sender, PATIENCE_S, **said)), daemon=True).start()
-    assert [found.get(timeout=PATIENCE_S) for _ in range(3)] == [["a:1", "b:2"]] * 3
+    assert [found.get(timeout=PATIENCE_S) for _ in range(3)] == [["a:1", "b:2"]] * 3 and not [*down]
+
+
+def test_a_worker_calls_a_server_again_when_the_link_is_up_again(
+        scheduler: int, down: Iterator[int], tmp_path: Path) -> None:
+    courier.take_calls(courier.listen_at(f"{tmp_path}/server"), PATIENCE_S, lambda *_: None)
+    Outbox([f"{tmp_path}/server"], 0, PATIENCE_S)
+    assert not [*down]
 
 
 def test_a_process_of_another_job_is_told_that_it_is_a_stranger(
