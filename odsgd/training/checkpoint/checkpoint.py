@@ -18,10 +18,8 @@ servers.npz and weights.params are on worker 0's; it decides what is resumed and
 """
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
 import threading
 from concurrent import futures
 from pathlib import Path
@@ -38,7 +36,7 @@ from kvstore.messages.seam import Export
 from kvstore.session import saving
 from kvstore.state.npz import write_npz
 from odsgd.training.checkpoint import manifests, weights
-from odsgd.training.checkpoint.disk import remove_folder, replacing
+from odsgd.training.checkpoint.disk import remove_folder, remove_for_good, replacing
 from odsgd.training.checkpoint.mirror import CheckpointMirror
 
 FETCHED_WITHIN = 10
@@ -74,8 +72,7 @@ class UnfinishedCheckpoint:
         self._error: Optional[BaseException] = None
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._leads:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(self._folder / manifests.MANIFEST)
+            remove_for_good(self._folder / manifests.MANIFEST)
         store.barrier()
         writes: Dict[str, Callable[[Path], None]] = {}
         (arrays, meta), parameters = store.worker_state(), net.collect_params()

@@ -103,11 +103,16 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def remove_for_good(path: Path) -> None:
+    """Remove a file, if it is there; no loss of power brings it back."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+        flush_folder(path.parent)
+
+
 def remove_folder(folder: Path, first: str) -> None:
     """Remove a folder, this file of it before the others and for good, so that half a folder never counts."""
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(folder / first)
-        flush_folder(folder)
+    remove_for_good(folder / first)
     shutil.rmtree(folder, ignore_errors=True)
 
 

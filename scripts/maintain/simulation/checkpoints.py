@@ -3,7 +3,6 @@
 A worker writes checkpoint after checkpoint as `odsgd/training/checkpoint` does, in its order. It is killed, its host
 loses power, or its disk is full for a while. Then it goes on from what is left.
 """
-import contextlib
 import random
 from typing import Any, Dict, List, Set
 
@@ -82,8 +81,7 @@ class Run:
     def _save(self, root: Any, second: Any, iteration: int) -> None:
         folder, files = root / str(iteration), {}
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(folder / self.manifests.MANIFEST)
+        self.disk.remove_for_good(folder / self.manifests.MANIFEST)
         for name in ("worker-0.npz", self.manifests.WEIGHTS, self.manifests.SERVERS):
             with self.disk.replacing(folder / name) as temporary, disk.builtin_open(temporary, "wb") as file:
                 for piece in range(3):

@@ -1,9 +1,9 @@
-"""The folder of a run belongs to one job at a time."""
+"""The folder of a run belongs to one job at a time, and what is removed in it stays away."""
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Optional
+from typing import IO, List, Optional, Tuple
 
 import pytest
 
@@ -93,3 +93,14 @@ def test_the_workers_of_a_job_share_it_and_those_of_another_do_not(tmp_path: Pat
             assert worker.stdin
             worker.stdin.close()
             assert worker.wait(300) == 0
+
+
+def test_a_file_is_removed_for_good_before_anything_else_is_done(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: List[Tuple[Path, List[Path]]] = []
+    monkeypatch.setattr(disk, "flush_folder", lambda folder: flushed.append((folder, sorted(folder.iterdir()))))
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    disk.remove_for_good(tmp_path / "a")
+    disk.remove_for_good(tmp_path / "a")  # it is not there: nothing to flush
+    assert flushed == [(tmp_path, [tmp_path / "b"])]
