@@ -25,7 +25,8 @@ COPIED = ("kvstore.job", "kvstore.transports", "kvstore.weights.servers", "kvsto
           "kvstore.optimizers.apply")
 HOSTS, PORT, LOST = ("10.0.0.1", "10.0.0.2", "10.0.0.3"), 4000, "/tmp/lost"
 TIMEOUT_S = 30.0
-KINDS = ("kill worker", "kill worker", "kill server", "lose host", "pause", "cut", "slow", "late", "stranger")
+KINDS = ("kill worker", "kill worker", "kill server", "lose host", "pause", "cut", "cut one way", "slow",
+         "late", "stranger")
 
 
 class Run:
@@ -208,12 +209,12 @@ class Run:
             self._note(f"pause {victim.label}")
             victim.signal(19)
             self.world.after(4.0, lambda: victim.signal(18))
-        elif kind in ("cut", "slow"):
+        elif kind in ("cut", "cut one way", "slow"):
             self._note(f"{kind} {host.name}")
             links = [self.world.link(*pair) for other in HOSTS if other != host.name
                      for pair in ((host.name, other), (other, host.name))]
-            for link in links:
-                link.cut, link.slow_s = kind == "cut", 0.2
+            for link in links[::2 if kind == "cut one way" else 1]:
+                link.cut, link.slow_s = kind != "slow", 0.2
             for link in links:
                 self.world.after(6.0, link.heal)
         elif kind == "stranger":
