@@ -116,7 +116,7 @@ class ParameterServers(Buffered):
         mine = json.loads(json.dumps(setup.command()))
         theirs = [one for one in json.loads(self._read_answers("opened")[0])
                   if one["buckets"].keys() & mine["buckets"].keys()]
-        differs = _difference(theirs[0], mine) if theirs else "it has no store of these buckets"
+        differs = _difference(theirs[0], mine) if theirs else "it has no store of these buckets, or is done with it"
         if differs:
             raise ConfigError(f"this worker cannot join, since the job trains otherwise: {differs}; a worker that "
                               "joins runs the same script with the same settings")

@@ -16,7 +16,7 @@ from typing import Any, Callable, Counter, List, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.maintain.simulation import defects, promises, scenario
+from scripts.maintain.simulation import defects, exchanges, promises, scenario
 from scripts.maintain.simulation.loader import Image
 
 
@@ -101,6 +101,12 @@ def calibrate(most: int) -> int:
         seed, broken = finds(defects.image(what), ships, most)
         missed += not seed
         print(f"| {what} | {seed or f'none of {most}'} | {broken[0].partition(':')[0] if seed else ''} |", flush=True)
+    for what, changes in defects.OF_SERVERS.items():
+        runs = (exchanges.Run(seed, changes) for seed in range(1, most + 1))
+        found = next((run for run in runs if run.broken and not exchanges.Run(run.seed).broken), None)
+        missed += not found
+        print(f"| of `--servers`: {what} | {found.seed if found else f'none of {most}'} | "
+              f"{found.broken[0].partition(':')[0] if found else ''} |", flush=True)
     return missed
 
 
@@ -123,7 +129,6 @@ def main() -> int:
         from scripts.maintain.simulation import checkpoints  # it needs MXNet
         return int(survey_runs("a disk", options.first, options.seeds, lambda seed: checkpoints.Run(seed, image)) > 0)
     if options.servers:
-        from scripts.maintain.simulation import exchanges
         return int(survey_runs("servers", options.first, options.seeds, exchanges.Run) > 0)
     if options.seed is not None:
         return int(show(options.seed, image, options.without) > 0)

@@ -26,8 +26,9 @@ from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.sums import OrderedSums
 
-LOOK_AGAIN_S = 0.1
-"""For workers that the launcher has given up."""
+LOOK_AGAIN_S, HEARD_WITHIN_S = 0.1, 10.0
+"""How often a server looks which workers the launcher has given up, and how long its host may hear of it later than the
+host of one that joins in such a place."""
 
 
 class Hub:
@@ -73,6 +74,9 @@ class Hub:
                 known.pop(key, None)
 
     def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
+        until = time.monotonic() + HEARD_WITHIN_S * ("ODSGD_LOST" in os.environ)
+        while rank in self._couriers and rank not in environment.lost_workers() and time.monotonic() < until:
+            time.sleep(LOOK_AGAIN_S)
         with self._lock:  # nothing arrives before its way back is known
             if rank in self._couriers and rank in environment.lost_workers():  # another one has joined in its place
                 self._forget_worker(rank)

@@ -6,7 +6,7 @@ stores have different numbers. Commands come from workers, through `commands.Ver
 import base64
 import io
 import json
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
@@ -215,8 +215,10 @@ class Shard:
         """Where the arrays of a store's buckets are."""
         return next((context_of(self._entries[key].optimizer.optimizer) for key in keys), None)
 
-    def forget(self, keys: Iterable[int]) -> None:
-        """A store has ended: forget its buckets."""
+    def forget(self, keys: Collection[int]) -> None:
+        """A store has ended: forget its buckets. Nobody can join it now."""
+        gone = {str(key) for key in keys}
+        self._opened = [store for store in self._opened if not store["buckets"].keys() <= gone]
         for key in keys:
             self._entries.pop(key, None)
 

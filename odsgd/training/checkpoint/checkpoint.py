@@ -70,9 +70,9 @@ class UnfinishedCheckpoint:
         self._leads = store.leads
         self._files: Dict[str, manifests.Digest] = {}
         self._error: Optional[BaseException] = None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._leads:
+        if self._leads and self._folder.is_dir():  # what has this number counts no more
             remove_for_good(self._folder / manifests.MANIFEST)
+        self._folder.mkdir(parents=True, exist_ok=True)
         store.barrier()
         writes: Dict[str, Callable[[Path], None]] = {}
         (arrays, meta), parameters = store.worker_state(), net.collect_params()

@@ -104,9 +104,10 @@ def flush_folder(folder: Path) -> None:
 
 
 def remove_for_good(path: Path) -> None:
-    """Remove a file, if it is there; no loss of power brings it back."""
+    """Remove a file, if it is there; no loss of power brings it back, though a process that was killed removed it."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
+    with contextlib.suppress(FileNotFoundError):
         flush_folder(path.parent)
 
 

@@ -80,8 +80,9 @@ class Run:
 
     def _save(self, root: Any, second: Any, iteration: int) -> None:
         folder, files = root / str(iteration), {}
+        if folder.is_dir():
+            self.disk.remove_for_good(folder / self.manifests.MANIFEST)
         folder.mkdir(parents=True, exist_ok=True)
-        self.disk.remove_for_good(folder / self.manifests.MANIFEST)
         for name in ("worker-0.npz", self.manifests.WEIGHTS, self.manifests.SERVERS):
             with self.disk.replacing(folder / name) as temporary, disk.builtin_open(temporary, "wb") as file:
                 for piece in range(3):

@@ -129,9 +129,9 @@ def test_a_worker_that_was_given_up_and_still_sends_does_not_reach_who_has_joine
     old.answer()
     before = hub._connections[1]
     room = hub._room(1, before, KEY, ones.nbytes, 2)
-    (tmp_path / "lost").write_text("1\n")
     monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
     joiner = Client(hub, 1)
+    (tmp_path / "lost").write_text("1\n")  # this host hears of it later than the joiner's
     assert old.disconnected.get(timeout=60)
     for late in (room, hub._room(1, before, KEY, ones.nbytes, 2)):  # what had come before the connection ended
         assert not np.shares_memory(late, hub._room(1, hub._connections[1], KEY, ones.nbytes, 2))

@@ -33,6 +33,13 @@ def shard(optimizer: Any, store: str = "ssgd", **options: Any) -> Shard:
     return made
 
 
+def test_nobody_can_join_a_store_that_has_ended() -> None:
+    made = shard(mx.optimizer.create("sgd"), "asgd")
+    assert b'"7"' in made.opened()
+    made.forget([7])
+    assert made.opened() == b"[]"
+
+
 def push(to: Shard, nans: Dict[int, float], marks: int = 1 + 2) -> np.ndarray:
     """The weights after a push of twos at rate 1/2, but for these places, on weights of zero."""
     pushed, stored = mx.nd.full(SIZE + 4, 2.0), mx.nd.zeros(SIZE + 4)
