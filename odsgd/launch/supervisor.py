@@ -186,8 +186,8 @@ class Supervisor:
             return None
         saved = history.saved or (before.saved if before else 0)
         farthest = self.judge.liveness.farthest
-        return Attempt(self.verdict, history.resumed, saved, farthest,
-                       max(0.0, self.failed_at - history.since))
+        since_s = max(0.0, self.failed_at - history.since)  # below 0: a checkpoint was reported while the attempt ended
+        return Attempt(self.verdict, history.resumed, saved, farthest, since_s)
 
     def blocking_startup(self) -> List[Process]:
         """The processes that kept the job from starting, if that is why it failed."""

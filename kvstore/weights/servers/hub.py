@@ -74,7 +74,7 @@ class Hub:
                 known.pop(key, None)
 
     def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
-        until = time.monotonic() + HEARD_WITHIN_S * ("ODSGD_LOST" in os.environ)
+        until = time.monotonic() + (HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0)
         while rank in self._couriers and rank not in environment.lost_workers() and time.monotonic() < until:
             time.sleep(LOOK_AGAIN_S)
         with self._lock:  # nothing arrives before its way back is known
