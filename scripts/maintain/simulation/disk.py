@@ -5,6 +5,7 @@ and a name when its folder has been. Else what is left is drawn: a name as it wa
 """
 import contextlib
 import errno
+import fnmatch
 import io
 import os as real_os
 import posixpath
@@ -261,11 +262,11 @@ class Path(PurePosixPath):
         return (self / name for name in listdir(self))
 
     def glob(self, pattern: str) -> "Iterator[Path]":
-        """`*` and `*/NAME`."""
-        folders = self.iterdir() if self.is_dir() else iter(())
-        if pattern == "*":
-            return folders
-        return (folder / pattern[2:] for folder in folders if (folder / pattern[2:]).exists())
+        """Of a pattern for names, and of `*/NAME`."""
+        pattern, _, name = pattern.partition("/")
+        paths = list(self.iterdir()) if self.is_dir() else []
+        found = [path / name for path in paths if fnmatch.fnmatch(path.name, pattern)]
+        return iter([path for path in found if not name or path.exists()])
 
     def write_text(self, text: str, encoding: str = "utf-8", **other: Any) -> int:
         with builtin_open(self, "w", encoding=encoding) as file:

@@ -40,6 +40,7 @@ class Training:
         self.import_s = draw.choice((0.5, 2.0))
         self.seldom = draw.random() < 0.9  # whether deadlines and the launcher are looked at less often than they ship
         self.asynchronous = False
+        self.joined = 0  # workers that joined the running job
         self.disk = world.host("10.0.0.9")  # the run's folder: one disk that all hosts share
         self.fabrics: Dict[str, Fabric] = {}
         self.saved: List[Tuple[int, str, int]] = []  # (attempt, process, iteration) of each whole checkpoint
@@ -296,7 +297,7 @@ class Node:
             self.deadlines.Deadlines.TICK_S = 1.0
         env = process.env
         self.num_workers, self.num_servers = int(env["DMLC_NUM_WORKER"]), int(env["DMLC_NUM_SERVER"])
-        self.rank = int(env.get("ODSGD_WORKER_RANK") or 0)
+        self.rank, self.joined = int(env.get("ODSGD_WORKER_RANK") or 0), int(env.get("ODSGD_JOINED") or 0)
         self.fabric = training.fabric(process)
         self.workers = [f"worker {rank}" for rank in range(self.num_workers)]
         self.servers = [f"server {rank}" for rank in range(self.num_servers)]
@@ -328,8 +329,10 @@ class Node:
         """Introduces the others to each other."""
         self.begin()
         seen: Dict[str, bool] = {}
-        while len(seen) < self.num_workers + self.num_servers:
-            seen[(self.receive() or ("", ""))[1]] = True
+        while len(seen) < self.num_workers + self.num_servers - len(self.lost()):
+            message = self.receive(self.world.now + 0.2)
+            if message:
+                seen[message[1]] = True
         for name in seen:
             self.send(name, "all")
         self.report.report("joined")
@@ -351,11 +354,12 @@ class Node:
                 for name in self.workers:
                     self.send(name, "begun", message[2])
             elif message[0] == "push":
-                _, rank, step, value = message
+                _, rank, step, value, joined = message
                 counted += 1
                 with self.pulse.pulse.doing("serving"):
                     self.pulse.pulse.moved(counted)
-                self.training.pushes[self.process.env["ODSGD_SECRET"] + self.process.name, rank, step] += 1
+                secret = self.process.env["ODSGD_SECRET"]
+                self.training.pushes[secret + self.process.name, rank + 100 * joined, step] += 1
                 if self.training.asynchronous:
                     total += value
                     self.send(f"worker {rank}", "answer", self.process.name, step, total)
@@ -374,6 +378,8 @@ class Node:
         self.begin()
         if not self.num_servers:
             return self.ring_worker()
+        if self.joined:
+            return self.train(int(self.process.env["ODSGD_JOINED_AT"]), 0)
         with self.waiting.within(self.training.timeout_s, "the others have not come"):
             self.send("scheduler", "here", self.process.name)
             self.await_(lambda message: message[0] == "all")
@@ -389,6 +395,7 @@ class Node:
         self.process.data["joined"] = True
         training, pulse, attempt = self.training, self.pulse.pulse, self.process.data["attempt"]
         pulse.asynchronous = training.asynchronous
+        self.training.joined += bool(self.joined)
         if start and self.rank == 0:
             self.report.report("resumed", iteration=start)
         if self.rank == 0:
@@ -400,7 +407,7 @@ class Node:
             stdlib.sleep(training.step_s * (0.5 + self.world.random.random()))
             with self.waiting.within(training.timeout_s, f"iteration {step} has not been answered"):
                 total = self.exchange(step)
-            if step % training.every == 0:
+            if step % training.every == 0 and not self.joined:
                 self.meet(step, total)
         training.reach("end")
         training.finals.append((attempt, training.iterations, total))
@@ -432,7 +439,7 @@ class Node:
         if not self.num_servers:
             return self.allreduce(step, part)
         for name in self.servers:
-            self.send(name, "push", self.rank, step, part)
+            self.send(name, "push", self.rank, step, part, self.joined)
         totals = [self.await_(lambda message: message[0] == "answer" and message[2] == step)[3] for _ in self.servers]
         return int(totals[0])
 

@@ -98,7 +98,8 @@ def draw_job(image: Image, draw: random.Random) -> Any:
         startup_timeout_s=draw.choice((20.0, 60.0)), rejoin_timeout_s=draw.choice((5.0, 20.0, 60.0)),
         grace_s=draw.choice((1.0, 5.0)), least_workers=1 if elastic else None,
         most_workers=num_workers if elastic else None, grow=elastic and draw.random() < 0.5,
-        on_worker_loss="continue" if goes_on else "fail", wire="ps-lite")
+        on_worker_loss="continue" if goes_on else "fail", wire="ps-lite",
+        spare=draw.choice((0, 1)) if goes_on and num_workers > 2 else 0)
 
 
 def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool) -> List[Fault]:
@@ -240,6 +241,15 @@ class Injector:
         return functools.partial(_heal, links)
 
 
+def _ask_to_join(here: Host, launcher: Process) -> None:
+    """Somebody has a worker join, as `odsgd join`, whenever there is a place."""
+    if not launcher.dead:
+        here.files.setdefault(f"/tmp/odsgd-1000/{launcher.pid}.x.join", bytearray())
+        here.world.after(1.0, lambda: _ask_to_join(here, launcher))
+    else:
+        here.files.pop(f"/tmp/odsgd-1000/{launcher.pid}.x.join", None)
+
+
 def _set_pace(image: Image, seldom: bool) -> None:
     for name, constant, seldom_s in SELDOM:
         module = vars(image.load(name))
@@ -261,7 +271,8 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
     job, heals = draw_job(image, draw), draw.random() < 0.5
     training = programs.Training(world, image, draw)
     training.asynchronous = job.on_worker_loss == "continue"
-    _set_pace(image, training.seldom)
+    grows = training.asynchronous and draw.random() < 0.7
+    _set_pace(image, training.seldom and not grows)
     world.programs = programs.table(training)
     here = world.host(HERE)
     here.files["/home/train"] = bytearray()
@@ -278,6 +289,8 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
     training.born, training.reach = injector.born, injector.reach
     if any(fault.kind == "stop" and fault.victim == "launcher" for fault in result.faults):
         limit_s = 300.0  # it may stand for ever
+    if grows:
+        world.after(training.about_s * draw.random(), lambda: _ask_to_join(here, process))
     world.run(limit_s, lambda: process.code is not None)
     result.ended_at = world.now
     world.run(world.now + AFTERWARDS_S, lambda: False)
