@@ -41,6 +41,7 @@ class Image:
         self.changes: Changes = parent.changes if parent else changes or {}
         self._parent, self._own, self._copied, self._real = parent, own, copied, real
         self._modules: Dict[str, types.ModuleType] = {}
+        self.shipped: Dict[Tuple[str, str], Any] = {}  # constants that are set, by module and name
         self._builtins = {**vars(builtins), "__import__": self._import, "open": disk.builtin_open,
                           "print": stdlib.builtin_print}
 

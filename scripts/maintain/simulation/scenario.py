@@ -252,9 +252,9 @@ def _ask_to_join(here: Host, launcher: Process) -> None:
 
 def _set_pace(image: Image, seldom: bool) -> None:
     for name, constant, seldom_s in SELDOM:
-        module = vars(image.load(name))
-        shipped = module.setdefault(f"shipped {constant}", module[constant])
-        module[constant] = seldom_s if seldom else shipped
+        module = image.load(name)
+        shipped = image.shipped.setdefault((name, constant), getattr(module, constant))
+        setattr(module, constant, seldom_s if seldom else shipped)
 
 
 def _heal(links: List[Link]) -> None:
