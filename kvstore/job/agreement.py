@@ -10,9 +10,6 @@ import numpy as np
 from kvstore.errors import ProtocolError
 from kvstore.job import environment
 
-HEARD_WITHIN_S = 2.0
-"""The servers' hosts may know of a loss before this one does."""
-
 
 class Totals(Protocol):
     """What adds up over the workers: a transport, and what several share."""
@@ -47,7 +44,7 @@ def check(transport: Totals, what: str, mine: List[Any]) -> None:
 
 def _check_lost(silent: Set[int], what: str) -> None:
     """ProtocolError if a silent worker is not one that the job has lost."""
-    heard = time.monotonic() + HEARD_WITHIN_S
+    heard = time.monotonic() + environment.HEARD_WITHIN_S
     while silent - environment.lost_workers():
         if time.monotonic() > heard:
             raise ProtocolError(f"worker {min(silent - environment.lost_workers())} has made another call where others "

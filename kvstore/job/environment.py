@@ -56,6 +56,10 @@ def stand_in() -> str:
     return os.environ.get("ODSGD_STORE", "")
 
 
+HEARD_WITHIN_S = 10.0
+"""How much later than another a host may hear of a loss: its agent, or the way to it, may be held up."""
+
+
 def lost_workers() -> Set[int]:
     """Ranks of which no worker takes part in sums over the workers any more: the launcher has given it up
     (`--on-worker-loss continue`), or it was not there at the start. Asynchronous jobs only."""

@@ -26,9 +26,8 @@ from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.sums import OrderedSums
 
-LOOK_AGAIN_S, HEARD_WITHIN_S = 0.1, 10.0
-"""How often a server looks which workers the launcher has given up, and how long its host may hear of it later than the
-host of one that joins in such a place."""
+LOOK_AGAIN_S = 0.1
+"""For workers that the launcher has given up."""
 
 
 class Hub:
@@ -74,7 +73,7 @@ class Hub:
                 known.pop(key, None)
 
     def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
-        until = time.monotonic() + (HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0)
+        until = time.monotonic() + (environment.HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0)
         while rank in self._couriers and rank not in environment.lost_workers() and time.monotonic() < until:
             time.sleep(LOOK_AGAIN_S)
         with self._lock:  # nothing arrives before its way back is known

@@ -58,7 +58,7 @@ OF_SERVERS: Dict[str, Dict[str, List[Tuple[str, str]]]] = {
     "a worker on sockets whose link was down when it called the servers ended at once": {
         "kvstore.transports.outbox": [("courier.call_again(address", "courier.call(address")]},
     "a worker that joined before a server's host had heard of the loss ended that server": {
-        "kvstore.weights.servers.hub": [('HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0', "0.0")]},
+        "kvstore.weights.servers.hub": [('environment.HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0', "0.0")]},
     "a worker that joined when all others were done ended a server": {
         "kvstore.weights.servers.shard": [('if not store["buckets"].keys() <= gone', "")]},
     "a worker killed between the two sums of a gathering left a text of zeros": {

@@ -14,7 +14,7 @@ import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts.gluon.legacy import LegacyStore
-from kvstore.job import agreement
+from kvstore.job import agreement, environment
 from kvstore.session.session import Session
 from kvstore.state.npz import write_npz
 from kvstore.transports.in_process import Stage
@@ -336,7 +336,7 @@ def test_workers_of_an_asynchronous_job_set_an_optimizer_after_as_many_iteration
 
 def test_a_worker_that_makes_another_call_instead_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it is a lost one, which adds nothing to a sum either."""
-    monkeypatch.setattr(agreement, "HEARD_WITHIN_S", 0.0)
+    monkeypatch.setattr(environment, "HEARD_WITHIN_S", 0.0)
     def check(transport: Any) -> None:
         if transport.worker_rank == 1:
             transport.total(np.zeros((WORKERS, 32)))
