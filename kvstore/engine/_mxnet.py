@@ -12,12 +12,12 @@ MXNet also runs up to 15 operators as one operation of its engine, so that the g
 together: no overlap. So the backward pass is not joined.
 
 MXNet answers a crash with `exit`, which destroys its engine; while a thread waits for the engine, that never ends. So
-the signal gets its usual effect back.
+the signal gets its usual effect back, unless this is imported on another thread than the main one.
 """
-import contextlib
 import faulthandler
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 from kvstore.engine import _numpy  # noqa: F401
@@ -38,10 +38,10 @@ finally:
     if _role is not None:
         os.environ["DMLC_ROLE"] = _role
 
-with contextlib.suppress(ValueError):  # only the main thread may; elsewhere MXNet's answer stays
+if threading.current_thread() is threading.main_thread():
     faulthandler.disable()
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-    faulthandler.enable(2, all_threads=False)
+    faulthandler.enable(2)
 
 if TYPE_CHECKING:
     NDArray = Any  # MXNet carries no types

@@ -44,7 +44,7 @@ def check(transport: Totals, what: str, mine: List[Any]) -> None:
 
 def _check_lost(silent: Set[int], what: str) -> None:
     """ProtocolError if a silent worker is not one that the job has lost."""
-    heard = time.monotonic() + environment.HEARD_WITHIN_S
+    heard = environment.heard_at()
     while silent - environment.lost_workers():
         if time.monotonic() > heard:
             raise ProtocolError(f"worker {min(silent - environment.lost_workers())} has made another call where others "

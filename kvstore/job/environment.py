@@ -3,6 +3,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import time
 from typing import Iterator, List, Optional, Set
 
 serving = False  # this process is a server or scheduler already, whatever it may import from here on
@@ -58,6 +59,11 @@ def stand_in() -> str:
 
 HEARD_WITHIN_S = 10.0
 """How much later than another a host may hear of a loss: its agent, or the way to it, may be held up."""
+
+
+def heard_at() -> float:
+    """The time, on the monotonic clock, when this host has heard of all losses until now."""
+    return time.monotonic() + (HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0)
 
 
 def lost_workers() -> Set[int]:

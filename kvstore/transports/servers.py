@@ -114,9 +114,11 @@ class ParameterServers(Buffered):
     def _take_up(self, setup: Setup) -> None:
         """Join a job that runs: its setup must be this one, and its weights become this worker's."""
         mine = json.loads(json.dumps(setup.command()))
-        theirs = [one for one in json.loads(self._read_answers("opened")[0])
-                  if one["buckets"].keys() & mine["buckets"].keys()]
-        differs = _difference(theirs[0], mine) if theirs else "it has no store of these buckets, or is done with it"
+        theirs = [next((one for one in json.loads(answer) if one["buckets"].keys() & mine["buckets"].keys()), None)
+                  for answer in self._read_answers("opened")]
+        differs = "it has no store of these buckets, or is done with it"
+        if all(theirs):
+            differs = _difference(theirs[0], mine)
         if differs:
             raise ConfigError(f"this worker cannot join, since the job trains otherwise: {differs}; a worker that "
                               "joins runs the same script with the same settings")

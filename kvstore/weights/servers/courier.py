@@ -10,6 +10,7 @@ A connection begins with a challenge: who listens sends random bytes, and the ca
 """
 import contextlib
 import errno
+import math
 import os
 import queue
 import socket
@@ -30,7 +31,8 @@ CHALLENGE_NBYTES = 32
 HELLO_NBYTES = 1024  # at most
 ACCEPT_AGAIN_S, CALL_AGAIN_S = 0.1, 0.05
 WELCOME_S = 30.0  # within which a caller says who it is
-LINK_DOWN = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+LINK_DOWN, DOWN_WITHIN_S = (errno.EHOSTUNREACH, errno.ENETUNREACH), 60.0
+"""Errors of a call whose link is down, and how long it may be: a firewall that refuses us looks the same."""
 
 Room = Callable[[int, int, float], np.ndarray]
 """Bucket, length and sender_code of a message -> where it is received; an error unless that is as long."""
@@ -153,14 +155,17 @@ def call(address: str, sender: int, timeout_s: float, **said: Any) -> socket.soc
     return connection
 
 
-def call_again(address: str, sender: int, timeout_s: float, while_it_fails: Collection[int] = LINK_DOWN, **said: Any
+def call_again(address: str, sender: int, timeout_s: float, comes_later: Collection[int] = (), **said: Any
                ) -> socket.socket:
-    """`call`, and again while it fails with one of these errors, until a deadline of the caller's."""
+    """`call`, and again while the link is down, for a minute, or it fails with an error of `comes_later`, until a
+    deadline of the caller's."""
+    down_since = math.inf
     while True:
         try:
             return call(address, sender, timeout_s, **said)
         except OSError as error:
-            if error.errno not in while_it_fails:
+            down_since = min(down_since, time.monotonic()) if error.errno in LINK_DOWN else math.inf
+            if error.errno not in (*LINK_DOWN, *comes_later) or time.monotonic() - down_since > DOWN_WITHIN_S:
                 raise
         time.sleep(CALL_AGAIN_S)
 

@@ -106,6 +106,8 @@ class Server:
         elif name == "open_direct":
             self._open_direct(**payload)
         elif name in ("export", "statistics", "address", "software", "opened"):
+            if name == "opened":
+                self._taken_up(sender)
             return self._answer(sender, name, **payload)
         elif name == "taken":
             self._outgoing.pop((sender, payload["answer"]), None)
@@ -177,6 +179,12 @@ class Server:
             self._shard.forget(buckets)
             if self._hub is not None:
                 self._hub.forget(buckets)
+
+    def _taken_up(self, sender: int) -> None:
+        """A worker joins in this rank's place: what the one before it has closed is open again."""
+        self._finished_workers.discard(sender)
+        for closed in self._closed.values():
+            closed.discard(sender)
 
     def _leave(self, sender: int) -> None:
         """One worker has finished. When every worker that is not lost has finished, this server reports `done`.

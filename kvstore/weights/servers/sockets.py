@@ -21,8 +21,8 @@ from kvstore.weights.servers import courier, server
 from kvstore.weights.servers.hub import Hub
 from kvstore.weights.servers.server import Server, fatal
 
-COMES_LATER = (errno.ECONNREFUSED, errno.ENOENT, *courier.LINK_DOWN)
-"""Of a call to the scheduler: it comes later than this process, or when a link that is down is up again."""
+COMES_LATER = (errno.ECONNREFUSED, errno.ENOENT)
+"""Of a call to the scheduler, which may come later than this process."""
 
 
 def _scheduler_address() -> str:

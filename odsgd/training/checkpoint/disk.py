@@ -107,8 +107,11 @@ def remove_for_good(path: Path) -> None:
     """Remove a file, if it is there; no loss of power brings it back, though a process that was killed removed it."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
-    with contextlib.suppress(FileNotFoundError):
+    try:
         flush_folder(path.parent)
+    except OSError as error:  # another worker has removed the folder, too
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
 
 
 def remove_folder(folder: Path, first: str) -> None:

@@ -54,13 +54,15 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
 
 OF_SERVERS: Dict[str, Dict[str, List[Tuple[str, str]]]] = {
     "a worker on sockets that began while its link was down ended at once, and restarts were used up in seconds": {
-        "kvstore.weights.servers.sockets": [("errno.ENOENT, *courier.LINK_DOWN)", "errno.ENOENT)")]},
+        "kvstore.weights.servers.courier": [("not in (*LINK_DOWN, *comes_later)", "not in comes_later")]},
     "a worker on sockets whose link was down when it called the servers ended at once": {
         "kvstore.transports.outbox": [("courier.call_again(address", "courier.call(address")]},
     "a worker that joined before a server's host had heard of the loss ended that server": {
-        "kvstore.weights.servers.hub": [('environment.HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0', "0.0")]},
+        "kvstore.weights.servers.hub": [("environment.heard_at()", "0.0")]},
     "a worker that joined when all others were done ended a server": {
         "kvstore.weights.servers.shard": [('if not store["buckets"].keys() <= gone', "")]},
+    "a worker joined in the place of one that had closed the store, and a server forgot it under the joiner": {
+        "kvstore.weights.servers.server": [('if name == "opened":', "if False:")]},
     "a worker killed between the two sums of a gathering left a text of zeros": {
         "kvstore.job.agreement": [('text.tobytes().decode() if text.all() else ""', "text.tobytes().decode()")]},
 }

@@ -56,7 +56,8 @@ class Run:
         self.taken: Dict[Tuple[int, int], Tuple[int, int]] = {}  # by row and bucket: own steps in it, version
         self.staleness: Dict[Tuple[int, int], Counter[int]] = collections.defaultdict(collections.Counter)
         self.done: Dict[int, int] = {}  # exit codes of workers, by row
-        self.ready, self.closing = 0, 0  # workers that have met, and that are done
+        self.ready = 0  # workers that have met
+        self.closing: Set[int] = set()  # rows of workers that are done
         self.late: Set[int] = set()  # joiners that came when the others were done
         self.sink = Sink(self.world, "said")
         self._begin()
@@ -110,7 +111,8 @@ class Run:
         try:
             self._work(image, row)
         except (KVStoreError, ConfigError) as error:
-            if "has no store of these buckets" in str(error) and self.closing:
+            if "has no store of these buckets" in str(error) and self.closing | set(self.lost) >= set(range(
+                    self.num_workers)):
                 self.late.add(row)
             image.load("kvstore.job.ending").die(str(error), 70)
         return 0
@@ -143,7 +145,7 @@ class Run:
                 self._gathered(row, agreement.gather_texts(store, f"worker {row} at {step}"), step)
         if self.asynchronous and begins:
             self._counted(row, store.statistics())
-        self.closing += begins
+        self.closing.add(row)
         store.close()
         image.load("kvstore.transports.joining").disconnect()
 
@@ -269,7 +271,8 @@ class Run:
         for row in (int(name.split()[1]) for name in workers):
             self.lost[row], rank = self.world.now, self.ranks[row]
             for host in self.world.hosts.values():
-                self.world.after(0.3 + 1.5 * self.draw.random(), functools.partial(self._tell, host, f"{rank}"))
+                at_s = self.draw.choice((0.3, 0.3, 0.3, 6.0)) + 1.5 * self.draw.random()
+                self.world.after(at_s, functools.partial(self._tell, host, f"{rank}"))
             if self.draw.random() < 0.6 and rank and self.options.codec_weights == "none":  # as `odsgd join` has it
                 self.world.after(0.5 + 4 * self.draw.random(), functools.partial(self._join, rank))
 

@@ -14,7 +14,7 @@ from kvstore._version import VERSION
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ProtocolError
-from kvstore.job import commands, ending
+from kvstore.job import commands, ending, environment
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.codecs import codec
 from kvstore.messages.coded import CodedAnswer, CodedPush, DirectBucket
@@ -130,9 +130,14 @@ def test_a_worker_that_was_given_up_and_still_sends_does_not_reach_who_has_joine
     before = hub._connections[1]
     room = hub._room(1, before, KEY, ones.nbytes, 2)
     monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+    looked, read = threading.Event(), environment.lost_workers
+    monkeypatch.setattr(environment, "lost_workers", lambda: looked.set() or read())
     joiner = Client(hub, 1)
+    assert looked.wait(60)
     (tmp_path / "lost").write_text("1\n")  # this host hears of it later than the joiner's
     assert old.disconnected.get(timeout=60)
+    with hub._lock:  # which is held until the joiner is there
+        pass
     for late in (room, hub._room(1, before, KEY, ones.nbytes, 2)):  # what had come before the connection ended
         assert not np.shares_memory(late, hub._room(1, hub._connections[1], KEY, ones.nbytes, 2))
         late[:] = (ones * 100).view(np.uint8)

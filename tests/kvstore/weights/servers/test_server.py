@@ -109,6 +109,19 @@ def test_a_server_keeps_no_state_that_a_worker_has_taken() -> None:
     assert sum(array.nbytes for array in export.state()[BUCKET][0].values()) >= 2 * 4 * SIZE
 
 
+def test_what_a_worker_has_closed_is_open_again_for_who_joins_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(num_workers=2)
+    monkeypatch.setattr(job.server, "_answer", lambda *_, **__: b"")
+    job.open()
+    job.command("close", worker_rank=1, buckets=[BUCKET])
+    job.command("opened", worker_rank=1, chunk=0)
+    shard = job.server._shard
+    for worker_rank in (0, 1):
+        assert shard and shard._entries
+        job.command("close", worker_rank=worker_rank, buckets=[BUCKET])
+    assert not shard._entries
+
+
 def test_what_a_closed_store_had_goes_with_the_last_worker_that_closes_it() -> None:
     job = Job(num_workers=2)
     job.open()
