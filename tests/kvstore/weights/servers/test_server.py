@@ -116,8 +116,9 @@ def test_what_a_worker_has_closed_is_open_again_for_who_joins_in_its_place(monke
     job.command("close", worker_rank=1, buckets=[BUCKET])
     job.command("opened", worker_rank=1, chunk=0)
     shard = job.server._shard
+    assert shard is not None
     for worker_rank in (0, 1):
-        assert shard and shard._entries
+        assert shard._entries
         job.command("close", worker_rank=worker_rank, buckets=[BUCKET])
     assert not shard._entries
 
