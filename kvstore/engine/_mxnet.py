@@ -39,9 +39,11 @@ finally:
         os.environ["DMLC_ROLE"] = _role
 
 if threading.current_thread() is threading.main_thread():
+    prints_stacks = faulthandler.is_enabled()
     faulthandler.disable()
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-    faulthandler.enable(2)
+    if prints_stacks:
+        faulthandler.enable(2)
 
 if TYPE_CHECKING:
     NDArray = Any  # MXNet carries no types

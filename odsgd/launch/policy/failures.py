@@ -157,13 +157,9 @@ class Failure:
 def _without_frames(tail: Sequence[str]) -> Sequence[str]:
     """Last lines, with a traceback cut down to its last line, the cause; the process's output has the whole.
 
-    >>> _without_frames(["Thread 0x1 (most recent call first):", '  File "a.py", line 1', "Extension modules: b"])
-    ['Thread 0x1 (most recent call first):', '  File "a.py", line 1']
     >>> _without_frames(["epoch 1", "Traceback (most recent call last):", '  File "a.py", line 1', "KeyError: 3"])
     ['epoch 1', 'KeyError: 3']
     """
-    lines = [line for line in tail if line.strip() and not line.startswith("Extension modules:")]
-    if any("(most recent call first)" in line for line in lines):  # of a crash: where it was stands above the rest
-        return lines
+    lines = [line for line in tail if line.strip()]
     begins = [at for at, line in enumerate(lines) if "Traceback (most recent" in line or line.startswith('  File "')]
     return [*lines[:begins[0]], *lines[-1:]] if begins and begins[0] < len(lines) - 1 else tail

@@ -53,12 +53,11 @@ while True:
 
 def test_a_process_that_crashes_while_it_waits_for_the_engine_ends_at_once() -> None:
     with subprocess.Popen([sys.executable, "-c", CRASHES], cwd=ROOT, env=environment(), text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+                          stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == "waits\n"
         time.sleep(0.3)
         process.send_signal(signal.SIGSEGV)
         try:
-            _, words = process.communicate(timeout=60)
+            assert process.wait(60) == -signal.SIGSEGV
         finally:
             process.kill()
-    assert process.returncode == -signal.SIGSEGV and "Segmentation fault" in words
