@@ -244,10 +244,10 @@ class Injector:
 def _ask_to_join(here: Host, launcher: Process) -> None:
     """Somebody has a worker join, as `odsgd join`, whenever there is a place."""
     if not launcher.dead:
-        here.files.setdefault(f"/tmp/odsgd-1000/{launcher.pid}.x.join", bytearray())
+        asked = f"/tmp/odsgd-1000/{launcher.pid}.{here.world.now:.3f}.join"
+        here.files[asked] = bytearray()
+        here.world.after(1.0, lambda: here.files.pop(asked, None))
         here.world.after(1.0, lambda: _ask_to_join(here, launcher))
-    else:
-        here.files.pop(f"/tmp/odsgd-1000/{launcher.pid}.x.join", None)
 
 
 def _set_pace(image: Image, seldom: bool) -> None:
