@@ -2,7 +2,6 @@
 import difflib
 import hashlib
 import json
-import time
 from typing import Any, List, Protocol, Set
 
 import numpy as np
@@ -44,12 +43,9 @@ def check(transport: Totals, what: str, mine: List[Any]) -> None:
 
 def _check_lost(silent: Set[int], what: str) -> None:
     """ProtocolError if a silent worker is not one that the job has lost."""
-    heard = environment.heard_at()
-    while silent - environment.lost_workers():
-        if time.monotonic() > heard:
-            raise ProtocolError(f"worker {min(silent - environment.lost_workers())} has made another call where others "
-                                f"compare {what}; all workers make the same collective calls, in the same order")
-        time.sleep(0.05)
+    if not environment.all_lost(silent):
+        raise ProtocolError(f"worker {min(silent - environment.lost_workers())} has made another call where others "
+                            f"compare {what}; all workers make the same collective calls, in the same order")
 
 
 def _gather(transport: Totals, mine: np.ndarray) -> np.ndarray:

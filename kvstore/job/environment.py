@@ -61,9 +61,14 @@ HEARD_WITHIN_S = 10.0
 """How much later than another a host may hear of a loss: its agent, or the way to it, may be held up."""
 
 
-def heard_at() -> float:
-    """The time, on the monotonic clock, when this host has heard of all losses until now."""
-    return time.monotonic() + (HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0)
+def all_lost(ranks: Set[int]) -> bool:
+    """Whether the job has lost all these workers; waits until this host must have heard of it."""
+    until = time.monotonic() + (HEARD_WITHIN_S if "ODSGD_LOST" in os.environ else 0.0)
+    while ranks - lost_workers():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def lost_workers() -> Set[int]:

@@ -73,9 +73,8 @@ class Hub:
                 known.pop(key, None)
 
     def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
-        heard = environment.heard_at()
-        while rank in self._couriers and rank not in environment.lost_workers() and time.monotonic() < heard:
-            time.sleep(LOOK_AGAIN_S)
+        if rank in self._couriers:
+            environment.all_lost({rank})
         with self._lock:  # nothing arrives before its way back is known
             if rank in self._couriers and rank in environment.lost_workers():  # another one has joined in its place
                 self._forget_worker(rank)

@@ -40,7 +40,6 @@ class Training:
         self.import_s = draw.choice((0.5, 2.0))
         self.seldom = draw.random() < 0.9  # whether deadlines and the launcher are looked at less often than they ship
         self.asynchronous = False
-        self.joined = 0  # workers that joined the running job
         self.disk = world.host("10.0.0.9")  # the run's folder: one disk that all hosts share
         self.fabrics: Dict[str, Fabric] = {}
         self.saved: List[Tuple[int, str, int]] = []  # (attempt, process, iteration) of each whole checkpoint
@@ -395,7 +394,6 @@ class Node:
         self.process.data["joined"] = True
         training, pulse, attempt = self.training, self.pulse.pulse, self.process.data["attempt"]
         pulse.asynchronous = training.asynchronous
-        self.training.joined += bool(self.joined)
         if start and self.rank == 0:
             self.report.report("resumed", iteration=start)
         if self.rank == 0:
