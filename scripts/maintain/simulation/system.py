@@ -244,6 +244,8 @@ class Process:
                 self.complain(f"{ending.code}\n")
         except Killed:
             return
+        except KeyboardInterrupt:  # before the program handles the signal; Python ends by it then
+            code = 128 + signal.SIGINT
         except BaseException as error:
             self._note_error(error)
             code = 1
