@@ -126,7 +126,7 @@ class Judge:
             if event == "joined" and member.part == "joiner":
                 self.newly_joined.append(member.rank)
             if event == "done":
-                self.liveness.leaving(name, report.get("at"))
+                self.liveness.leaving(name, now, report.get("at"))
         elif event in ("saved", "resumed"):
             self.history.note(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:

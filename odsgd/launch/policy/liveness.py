@@ -122,11 +122,11 @@ class LivenessMonitor:
                 if name.startswith("worker"):
                     self.farthest = max(self.farthest, self._processes[name].progress)
 
-    def leaving(self, name: str, at: object = None) -> None:
+    def leaving(self, name: str, now: float, at: object = None) -> None:
         """The process is done, after iteration `at` if it says so, and will end by itself."""
         if name in self._processes:
             process, told = self._processes[name], number(at)
-            process.leaving, process.progress_is_final = True, told is not None
+            process.leaving, process.progress_is_final, process.moved_at = True, told is not None, now
             process.progress = process.progress if told is None else int(told)
 
     def ended(self, name: str) -> None:

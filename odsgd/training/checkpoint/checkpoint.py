@@ -4,7 +4,8 @@ docs/reference/run-folder.md lists the files. The manifest is what makes a check
 count. Every file is written under a temporary name, flushed to disk and renamed; the manifest comes last, after every
 worker has said what its file contains. In order:
 
-    1. worker 0 takes away the manifest of an earlier attempt at this iteration, all wait for that
+    1. worker 0 takes away the manifest of an earlier attempt at this iteration, and all that the second
+       place has of it; all wait for that
     2. every worker copies what it keeps; from here on they may train
     3. beside that a thread writes worker-M.npz; on worker 0 also servers.npz and weights.params
        meanwhile worker 0 fetches the servers' state of step 2, a few pieces after each iteration
@@ -72,6 +73,9 @@ class UnfinishedCheckpoint:
         self._error: Optional[BaseException] = None
         if self._leads and self._folder.is_dir():  # what has this number counts no more
             remove_for_good(self._folder / manifests.MANIFEST)
+            if second is not None:
+                self._copies.append(second.later(functools.partial(second.remove, self.iteration, manifests.MANIFEST)))
+                futures.wait(self._copies, copies_within_s(store))
         self._folder.mkdir(parents=True, exist_ok=True)
         store.barrier()
         writes: Dict[str, Callable[[Path], None]] = {}

@@ -1,7 +1,7 @@
 """A second place for checkpoints, so that the loss of a disk is not the loss of a run: a folder, or one on a host.
 
 It has the layout of a run's `checkpoints`. A file is there under its name when all of it is there, and the manifest
-comes last. On a host the folder is reached by ssh, which asks for nothing there but sh, cat, wc, mv and rm.
+comes last. On a host the folder is reached by ssh, which asks for nothing there but sh, cat, wc, sync, mv and rm.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
 from kvstore.job.aside import BackgroundThread
 from odsgd.launch.hosts.ssh import ssh
-from odsgd.training.checkpoint.disk import remove_folder, replacing
+from odsgd.training.checkpoint.disk import flush_folder, remove_folder, replacing
 
 COPIED_WITHIN_S = 1800.0
 """One file; a host that has gone is noticed by ssh after 45 s."""
@@ -100,11 +100,12 @@ class RemoteMirror(CheckpointMirror):
         self._ssh, self._host = [program, *words[1:], host], host
 
     def put(self, path: Path, iteration: int) -> None:
-        target = self._path(iteration, path.name)
+        folder, target = self._path(iteration), self._path(iteration, path.name)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size  # ssh may end in between, which `cat` there cannot tell from the end
-            self._run(f"umask 077 && mkdir -p {self._path(iteration)} && cat >{target}.tmp && "
-                      f"test $(wc -c <{target}.tmp) -eq {size} && mv {target}.tmp {target}", stdin=file)
+            self._run(f"umask 077 && mkdir -p {folder} && cat >{target}.tmp && "
+                      f"test $(wc -c <{target}.tmp) -eq {size} && sync {target}.tmp && "
+                      f"mv {target}.tmp {target} && sync {folder} {folder}..", stdin=file)
 
     def get(self, iteration: int, name: str, path: Path) -> None:
         with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -114,7 +115,8 @@ class RemoteMirror(CheckpointMirror):
         return self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
 
     def remove(self, iteration: int, first: str) -> None:
-        self._run(f"rm -f {self._path(iteration, first)} && rm -rf {self._path(iteration)}")
+        folder, file = self._path(iteration), self._path(iteration, first)
+        self._run(f"test ! -d {folder} || {{ rm -f {file} && sync {folder} && rm -rf {folder}; }}")
 
     def _path(self, iteration: int, name: str = "") -> str:
         return shlex.quote(f"{self._folder}/{iteration}/{name}")
@@ -139,6 +141,7 @@ def _copy(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
             shutil.copyfile(source, temporary)
+        flush_folder(target.parent.parent)
     except OSError as error:
         raise MirrorError(f"cannot copy `{source}` to `{target}`: {error.strerror}") from None
 

@@ -4,7 +4,7 @@ A worker writes checkpoint after checkpoint as `odsgd/training/checkpoint` does,
 loses power, or its disk is full for a while. Then it goes on from what is left.
 """
 import random
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List
 
 from scripts.maintain.simulation import disk, stdlib
 from scripts.maintain.simulation.files import Null, Sink
@@ -32,7 +32,6 @@ class Run:
             self.host.files[folder] = self.host.names[folder] = None
         self.saved, self.broken = 0, []  # type: int, List[str]
         self.faults: List[str] = []
-        self.anew: Set[int] = set()  # their manifests in the second place are those of before
         for _ in range(LIVES):
             self._live()
             self._begin(self._look, 0)
@@ -66,7 +65,7 @@ class Run:
         root, second = disk.Path(ROOT), self.mirror.CheckpointMirror(SECOND)
         there = self.manifests.complete(root)
         if len(there) > 1 and self.draw.random() < 0.3:  # the newest is passed over, and written once more
-            self.anew.add(there.pop())
+            there.pop()
             self.saved = there[-1]
         iteration = there[-1] if there else 0
         try:
@@ -82,6 +81,7 @@ class Run:
         folder, files = root / str(iteration), {}
         if folder.is_dir():
             self.disk.remove_for_good(folder / self.manifests.MANIFEST)
+            second.remove(iteration, self.manifests.MANIFEST)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("worker-0.npz", self.manifests.WEIGHTS, self.manifests.SERVERS):
             with self.disk.replacing(folder / name) as temporary, disk.builtin_open(temporary, "wb") as file:
@@ -103,8 +103,6 @@ class Run:
         newest = 0
         for root in (disk.Path(ROOT), disk.Path(SECOND)):
             for iteration in self.manifests.complete(root):
-                if iteration in self.anew and str(root) == SECOND:
-                    continue
                 folder = root / str(iteration)
                 try:
                     manifest = self.manifests.read_manifest(folder)

@@ -32,6 +32,9 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, '"either messages between them do not come through, or not all do the same: "', '""')],
     "a worker that was done, after its job had lost another, was said to wait for more data": [
         (LIVENESS, " > UNEVEN_DATA_S and not process.leaving]", " > UNEVEN_DATA_S]")],
+    "a worker that was done, a moment after all had waited for a link, was said to stand still": [
+        (LIVENESS, "process.progress_is_final, process.moved_at = True, told is not None, now",
+         "process.progress_is_final = True, told is not None")],
     "a worker that MPI crashed was blamed while the agent of the one that was killed stood still": [
         (JUDGE, "self.liveness.unheard_since(self.failed_at) if doubtful else []", "[]")],
     "a job whose servers had met waited for ever for a worker whose ssh stood still": [

@@ -110,14 +110,14 @@ def test_a_process_that_answers_again_is_told() -> None:
 def test_a_process_that_has_done_its_part_may_clean_up_in_silence() -> None:
     story = Story(hosts={"worker 0": "a", "worker 1": "b"})
     story.goes_on(20)
-    story.liveness.leaving("worker 1")
+    story.liveness.leaving("worker 1", story.now)
     story.states = {"worker 1": {"silent_s": 0.5, "state": "R"}}
     assert story.goes_on(95) is None and story.liveness.take_warnings() == []
     hung = story.goes_on(600)
     assert hung and hung.names == ["worker 1"]
     assert story.now > 600
     story.goes_on(20)
-    story.liveness.leaving("worker 0")
+    story.liveness.leaving("worker 0", story.now)
     story.states = {"worker 0": {"silent_s": 0.5, "state": "T"}}
     assert story.goes_on(62) == Hung(["worker 0"], "has not answered for 60 s: it is stopped (SIGSTOP, Ctrl-Z or a "
                                      "debugger)")
@@ -238,7 +238,7 @@ def test_a_worker_that_ends_early_fails_the_job_at_once_and_is_named_if_it_did_n
     for told in (20, None):
         story = Story()
         story.goes_on(20)
-        story.liveness.leaving("worker 1", told)
+        story.liveness.leaving("worker 1", story.now, told)
         story.liveness.beats({"worker 1": {"at": 3}}, 20.0)  # an old one
         story.liveness.ended("worker 1")
         del story.hosts["worker 1"]
@@ -258,9 +258,21 @@ def test_one_that_is_done_waits_in_no_iteration() -> None:
     story = Story()
     story.states = {"worker 0": {"at": 0, "waits_s": 15.0}}
     story.goes_on(1, moves=False)
-    story.liveness.leaving("worker 0", 6)
+    story.liveness.leaving("worker 0", 1.2, 6)
     story.liveness.ended("worker 1")
     assert story.liveness.find_hung(1.5) is None and story.liveness.take_warnings() == []
+
+
+def test_one_that_is_done_soon_after_a_long_wait_has_moved() -> None:
+    """It says so before its beat tells of the last iterations, and that beat is no news then."""
+    story = Story(hang_timeout_s=4.0)
+    story.goes_on(20)
+    story.states = {"worker 0": {"waits_s": 3.5}, "worker 1": {"waits_s": 3.5}}
+    assert story.goes_on(4, moves=False) is None
+    story.states = {}
+    story.liveness.leaving("worker 0", story.now, 22)
+    story.at = 21
+    assert story.goes_on(3) is None
 
 
 def test_workers_that_wait_at_different_iterations_are_named() -> None:

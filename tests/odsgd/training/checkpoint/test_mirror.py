@@ -83,6 +83,23 @@ def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, t
     assert (tmp_path / "run" / "5" / manifests.WEIGHTS).read_bytes() == saved
 
 
+def test_a_checkpoint_that_is_written_once_more_counts_nowhere_meanwhile(place: str, tmp_path: Path) -> None:
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    store, second = kvstore.create("local"), made(place)
+    train_once(net, store)
+
+    def begin() -> checkpoint.UnfinishedCheckpoint:
+        return checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3, second=second)
+
+    assert begin().finish() == [] and second.failures(60.0) == []
+    assert second.holds(manifests.MANIFEST) == manifests.complete(tmp_path / "run") == [1]
+    again = begin()
+    assert second.holds(manifests.MANIFEST) == manifests.complete(tmp_path / "run") == []
+    assert again.finish() == [] and second.failures(60.0) == []
+    assert second.holds(manifests.MANIFEST) == manifests.complete(tmp_path / "run") == [1]
+
+
 def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
     net = mx.gluon.nn.Dense(1, in_units=1)
     net.initialize()
