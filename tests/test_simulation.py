@@ -37,10 +37,12 @@ def test_a_checkpoint_that_counts_loads_whatever_a_disk_forgets(ships: Image) ->
         assert run.broken == [], run.faults
 
 
-def test_a_disk_that_is_not_flushed_is_found_out() -> None:
-    change = ("            os.fsync(file.fileno())\n", "            pass\n")
-    forgetful = Image({"odsgd.training.checkpoint.disk": [change]})
-    assert any(checkpoints.Run(seed, forgetful).broken for seed in range(1, 41))
+@pytest.mark.parametrize("ships, was", [
+    ("            os.fsync(file.fileno())\n", "            pass\n"),
+    ("    shared = file.readline().strip() == job\n", "    shared = True\n")], ids=["no flush", "another job's lock"])
+def test_a_disk_that_is_not_flushed_and_a_folder_of_two_jobs_are_found_out(ships: str, was: str) -> None:
+    changed = Image({"odsgd.training.checkpoint.disk": [(ships, was)]})
+    assert any(checkpoints.Run(seed, changed).broken for seed in range(1, 41))
 
 
 def test_a_push_is_in_the_weights_once_whoever_is_killed_late_or_cut_off() -> None:

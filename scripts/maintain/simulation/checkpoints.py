@@ -1,17 +1,22 @@
 """Checkpoints on a disk that forgets what it may: the real files, manifests and second place, hit between two calls.
 
 A worker writes checkpoint after checkpoint as `odsgd/training/checkpoint` does, in its order. It is killed, its host
-loses power, or its disk is full for a while. Then it goes on from what is left.
+loses power, or its disk is full for a while. Then it goes on from what is left. Other processes want the run's folder
+meanwhile, of the same job and of another.
 """
+import functools
+import math
 import random
-from typing import Any, Dict, List
+import signal
+from typing import Any, Callable, Dict, List, Tuple
 
+from kvstore.errors import ConfigError, RoundTimeoutError
 from scripts.maintain.simulation import disk, stdlib
 from scripts.maintain.simulation.files import Null, Sink
 from scripts.maintain.simulation.loader import Image
 from scripts.maintain.simulation.system import Process, World
 
-ROOT, SECOND = "/home/run/checkpoints", "/home/second"
+RUN, ROOT, SECOND = "/home/run", "/home/run/checkpoints", "/home/second"
 KEEP, LIVES, FULL = 2, 4, "No space left"
 NOTHING: Dict[str, Any] = {"num_workers": 1, "config": None, "batches_per_epoch": None, "course": None,
                            "parameters": {}, "virtual_seconds": None}
@@ -28,38 +33,83 @@ class Run:
         self.disk, self.manifests, self.checkpoint, self.mirror = (
             image.load(load(name)) for name in ("disk", "manifests", "checkpoint", "mirror"))
         self.host = self.world.host("10.0.0.1")
-        for folder in ("/home/run", SECOND):
+        for folder in (RUN, SECOND):
             self.host.files[folder] = self.host.names[folder] = None
         self.saved, self.broken = 0, []  # type: int, List[str]
         self.faults: List[str] = []
+        self.inside: Dict[Tuple[str, int], float] = {}  # by job and process: until when it had the run's folder
+        self.paused: Dict[str, float] = {}  # by job: until when a process stood still, perhaps with the lock
         for _ in range(LIVES):
             self._live()
-            self._begin(self._look, 0)
+            self._await([self._begin("reader", {}, self._look, 0)])
         self.world.close()
 
-    def _begin(self, main: Any, hit_at_call: int) -> None:
-        process = Process(self.host, None, ["worker"], lambda process: main(),
-                          {}, {0: Null(), 1: Sink(self.world, "out"), 2: Sink(self.world, "err")})
-        process.label, process.hit_at_call, process.hit = "worker", hit_at_call, self._hit
-        self.world.run(self.world.now + 1000.0, lambda: process.dead)
+    def _begin(self, label: str, env: Dict[str, str], main: Callable[[], None], hit_at_call: int,
+               start_s: float = 0.0) -> Process:
+        process = Process(self.host, None, [label], lambda process: main(), env,
+                          {0: Null(), 1: Sink(self.world, "out"), 2: Sink(self.world, "err")}, start_s)
+        process.label, process.hit_at_call, process.hit = label, hit_at_call, self._hit
+        return process
+
+    def _await(self, processes: List[Process]) -> None:
+        self.world.run(self.world.now + 1000.0, lambda: all(process.dead for process in processes))
         self.world.run(self.world.now + 1.0)
 
     def _hit(self) -> None:
-        what = self.draw.choice(("kill", "lose power", "lose power", "full disk"))
+        what = self.draw.choice(("kill", "pause", "lose power", "lose power", "full disk"))
         self.faults.append(f"{what} at {self.world.now:.3f} s")
         self.world.note(f"FAULT {what}")
         if what == "full disk":
             self.host.full = True
         elif what == "kill":
             self.world.process().end(-9)
+        elif what == "pause":
+            process, lasts_s = self.world.process(), self.draw.choice((1.0, 10.0, 60.0))
+            self.paused[process.env.get("ODSGD_SECRET", "")] = self.world.now + lasts_s
+            self.world.after(lasts_s, functools.partial(process.signal, signal.SIGCONT))
+            process.signal(signal.SIGSTOP)
         else:
             self.host.lose_power()
             self.host.return_power()
+            self.inside.clear()
 
     def _live(self) -> None:
         """Begin, and be hit at some call."""
-        self._begin(self._write, self.draw.randrange(1, 900))
+        draw, mine = self.draw, f"job {self.world.pids}"
+        env = {"ODSGD_RESTARTS": draw.choice(("0", "1"))}
+        processes = [self._begin("worker", {**env, "ODSGD_SECRET": mine}, functools.partial(self._hold, self._write),
+                                 draw.randrange(1, 900), 2 * draw.random())]
+        for _ in range(draw.choice((0, 0, 1, 2))):
+            stay = functools.partial(stdlib.sleep, draw.choice((0.0, 1.0, 5.0)))
+            processes.append(self._begin("visitor", {**env, "ODSGD_SECRET": draw.choice((mine, "another job"))},
+                                         functools.partial(self._hold, stay), draw.randrange(1, 60), 3 * draw.random()))
+        self._await(processes)
         self.host.full = False
+
+    def _hold(self, work: Callable[[], None]) -> None:
+        """Do it in the run's folder, where two jobs never are."""
+        process, began = self.world.process(), self.world.now
+        job = process.env["ODSGD_SECRET"]
+        process.data["on_end"] = [lambda: self._leave(job, process.pid)]
+        try:
+            with self.disk.held(disk.Path(RUN)):
+                others = [other for (other, _), until in self.inside.items() if other != job and until == math.inf]
+                self.broken += [f"one_job_in_a_folder: {job} came in, and {other} was there" for other in others]
+                self.inside[job, process.pid] = math.inf
+                work()
+                self._leave(job, process.pid)
+        except (ConfigError, RoundTimeoutError) as error:
+            self.world.note(f"refused: {error}")
+            had = [*self.paused.items(), *((other, until) for (other, _), until in self.inside.items())]
+            if not any(other != job and until >= began for other, until in had):
+                self.broken.append(f"a_free_folder_is_given: {error}")
+        except OSError as error:
+            if FULL not in str(error):
+                raise
+
+    def _leave(self, job: str, pid: int) -> None:
+        if self.inside.get((job, pid)) == math.inf:
+            self.inside[job, pid] = self.world.now
 
     def _write(self) -> None:
         root, second = disk.Path(ROOT), self.mirror.CheckpointMirror(SECOND)

@@ -5,11 +5,13 @@ and a name when its folder has been. Else what is left is drawn: a name as it wa
 """
 import contextlib
 import errno
+import fcntl as real_fcntl
 import fnmatch
 import io
 import os as real_os
 import posixpath
 import stat as real_stat
+import struct
 import types
 from pathlib import PurePosixPath
 from typing import Any, Callable, Iterator, List, Optional, Tuple
@@ -39,6 +41,9 @@ class Disk(File):
         self.data[self.at:self.at + len(data)] = data
         self.at += len(data)
         return len(data)
+
+    def release(self) -> None:
+        _unlock(self)
 
 
 def _proc(path: str) -> Optional[bytes]:
@@ -99,6 +104,27 @@ def fsync(fd: int) -> None:
                 host.names.pop(one, None)
 
 
+def _unlock(file: Disk) -> bool:
+    """Whether it had a lock."""
+    had = isinstance(file.data, Node) and file in file.data.locks
+    if had:
+        file.data.locks = {one: how for one, how in file.data.locks.items() if one is not file}
+    return had
+
+
+def flock(file: Any, how: int) -> None:
+    """As in the kernel a lock that is changed is given up first, and another may get it."""
+    stdlib.world.call()
+    mine = stdlib.opened(file.fileno())
+    if _unlock(mine):
+        stdlib.world.call()
+    if how & real_fcntl.LOCK_UN:
+        return
+    if real_fcntl.LOCK_EX in (how & ~real_fcntl.LOCK_NB, *mine.data.locks.values()) and mine.data.locks:
+        raise BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable")
+    mine.data.locks = {**mine.data.locks, mine: how & ~real_fcntl.LOCK_NB}
+
+
 class Raw(io.RawIOBase):
     """A file object over a descriptor."""
 
@@ -138,6 +164,11 @@ class Raw(io.RawIOBase):
         file.at = offset + (0, file.at, len(file.data))[whence]
         return file.at
 
+    def truncate(self, size: Optional[int] = None) -> int:
+        file = stdlib.opened(self._fd)
+        del file.data[size:]
+        return len(file.data)
+
     def readinto(self, buffer: Any) -> Optional[int]:
         data = os_read(self._fd, len(buffer))
         buffer[:len(data)] = data
@@ -169,7 +200,8 @@ def builtin_open(file: Any, mode: str = "r", buffering: int = -1, encoding: Opti
     raw = Raw(fd, closefd)
     if buffering == 0:
         return raw
-    buffered: Any = io.BufferedReader(raw) if mode.startswith("r") else io.BufferedWriter(raw)
+    kind: Any = io.BufferedRandom if "+" in mode else io.BufferedReader if mode.startswith("r") else io.BufferedWriter
+    buffered = kind(raw)
     return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding or "utf-8", errors, newline)
 
 
@@ -297,5 +329,8 @@ def rmtree(folder: str, ignore_errors: bool = False) -> None:
         del files[one]
 
 
+fcntl = types.SimpleNamespace(
+    flock=flock, ioctl=lambda fd, request, given: struct.pack("iP", 0, 0),  # no interface is known
+    **{name: getattr(real_fcntl, name) for name in ("LOCK_EX", "LOCK_SH", "LOCK_NB", "LOCK_UN")})
 tempfile = types.SimpleNamespace(mkdtemp=mkdtemp, mkstemp=mkstemp)
 shutil = types.SimpleNamespace(rmtree=rmtree, copyfile=copyfile, which=lambda name: f"/usr/bin/{name}")

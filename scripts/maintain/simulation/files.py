@@ -1,7 +1,7 @@
 """What is open in a simulated process: pipes, a user's screen, and connections over links between hosts."""
 import collections
 import random
-from typing import TYPE_CHECKING, Callable, Deque, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Deque, List, Mapping, Optional, Tuple
 
 if TYPE_CHECKING:
     from scripts.maintain.simulation.system import Host, Task, World
@@ -135,9 +135,10 @@ class Sink(File):
 
 
 class Node(bytearray):
-    """What a file of a disk holds; `synced` of it outlasts a loss of power for sure."""
+    """What a file of a disk holds; `synced` of it outlasts a loss of power for sure. `locks`: by whom it is open."""
 
     synced = b""
+    locks: Mapping[File, int] = {}
 
     def survives(self, draw: random.Random) -> bytes:
         """What is left after a loss of power: if not all has been synced, perhaps a part, or zeros."""

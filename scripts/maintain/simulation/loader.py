@@ -12,9 +12,9 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 from scripts.maintain.simulation import disk, processes, stdlib, threads
 
 SIMULATED: Dict[str, Any] = {
-    **{name: getattr(stdlib, name) for name in ("time", "signal", "fcntl", "secrets", "sys", "ctypes", "faulthandler",
+    **{name: getattr(stdlib, name) for name in ("time", "signal", "secrets", "sys", "ctypes", "faulthandler",
                                                 "resource", "atexit")},
-    **{name: getattr(disk, name) for name in ("os", "tempfile", "shutil")},
+    **{name: getattr(disk, name) for name in ("os", "tempfile", "shutil", "fcntl")},
     **{name: getattr(processes, name) for name in ("select", "selectors", "subprocess", "socket")},
     **{name: getattr(threads, name) for name in ("threading", "queue", "concurrent")},
     "pathlib": types.SimpleNamespace(Path=disk.Path)}

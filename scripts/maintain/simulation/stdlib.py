@@ -7,7 +7,6 @@ import ctypes as real_ctypes
 import errno
 import posixpath
 import signal as real_signal
-import struct
 import sys as real_sys
 import types
 from typing import Any, Dict, Iterator, Tuple
@@ -302,7 +301,6 @@ def faulthandler_register(number: int, file: int = 2, all_threads: bool = True) 
 ctypes = types.SimpleNamespace(CDLL=lambda name: types.SimpleNamespace(prctl=_prctl), Array=real_ctypes.Array,
                                c_float=real_ctypes.c_float)
 atexit = types.SimpleNamespace(register=lambda call: call)  # a program here says itself how it leaves
-fcntl = types.SimpleNamespace(ioctl=lambda fd, request, given: struct.pack("iP", 0, 0))  # no interface is known
 faulthandler = types.SimpleNamespace(register=faulthandler_register)
 resource = types.SimpleNamespace(RLIM_INFINITY=-1, RLIMIT_NOFILE=7, getrlimit=lambda which: (1 << 20, 1 << 20),
                                  setrlimit=lambda which, limits: None)
