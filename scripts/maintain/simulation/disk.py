@@ -106,16 +106,17 @@ def fsync(fd: int) -> None:
 
 def _unlock(file: Disk) -> bool:
     """Whether it had a lock."""
-    had = isinstance(file.data, Node) and file in file.data.locks
-    if had:
-        file.data.locks = {one: how for one, how in file.data.locks.items() if one is not file}
-    return had
+    node = file.data
+    if not isinstance(node, Node) or file not in node.locks:
+        return False
+    node.locks = {one: how for one, how in node.locks.items() if one is not file}
+    return True
 
 
 def flock(file: Any, how: int) -> None:
     """As in the kernel a lock that is changed is given up first, and another may get it."""
     stdlib.world.call()
-    mine = stdlib.opened(file.fileno())
+    mine: Any = stdlib.opened(file.fileno())
     if _unlock(mine):
         stdlib.world.call()
     if how & real_fcntl.LOCK_UN:
@@ -165,7 +166,7 @@ class Raw(io.RawIOBase):
         return file.at
 
     def truncate(self, size: Optional[int] = None) -> int:
-        file = stdlib.opened(self._fd)
+        file: Any = stdlib.opened(self._fd)
         del file.data[size:]
         return len(file.data)
 
