@@ -3,6 +3,7 @@
 A function gets the result of a history and gives sentences that say how the promise was broken: none, if it was kept.
 """
 import itertools
+import math
 import re
 from typing import Callable, Iterator, List
 
@@ -14,7 +15,9 @@ HARMLESS = ("clock", "block output", "late agents")
 SIGNALS = {"interrupt": 130, "interrupt twice": 130, "terminate": 143}
 FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(")
 LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
-NAMED_WITHIN_S, HANG_SLACK_S = 15.0, 15.0
+LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
+STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
+NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
 
 
 def ends(result: Result) -> Iterator[str]:
@@ -51,7 +54,8 @@ def stops(result: Result) -> Iterator[str]:
     within_s = result.job.grace_s + 6.0 + 4.0 + 3.0 + held_s
     if result.ended_at - first.at_s > within_s:
         yield f"the launcher ended {result.ended_at - first.at_s:.1f} s after {first.kind}, not within {within_s:g} s"
-    if len(result.hits) == 1 and result.code not in (SIGNALS[first.kind], 0):
+    code = 128 - result.code if result.code < 0 else result.code  # as a shell sees one that a signal ended at its start
+    if len(result.hits) == 1 and code not in (SIGNALS[first.kind], 0):
         yield f"{first.kind}, and the exit code is {result.code}"
 
 
@@ -186,6 +190,28 @@ def restarts(result: Result) -> Iterator[str]:
         yield f"{count} restarts, --max-restarts {result.job.max_restarts}"
 
 
+def takes_in(result: Result) -> Iterator[str]:
+    """Who asks for a place that is empty gets it, and joins, while the job goes on and nothing else goes wrong."""
+    for at, text in result.said:
+        emptied, began = LOST_WORKER.match(text), STARTS.match(text)
+        if emptied and emptied[1] != "worker 0" and result.asks_from is not None:
+            since, sought = max(at, result.asks_from), f"{emptied[1]} starts on "
+        elif began:
+            since, sought = at, f"{began[1]} has joined"
+        else:
+            continue
+        until = since + TAKEN_IN_WITHIN_S
+        if until < result.ended_at and not _troubled(result, since, until) and not any(
+                since - 1.0 <= told < until and f"odsgd launch: {sought}" in line for told, line in result.said):
+            yield f"at {at:.1f} s: {text[:80]}; and within {TAKEN_IN_WITHIN_S:g} s nobody said: {sought}"
+
+
+def _troubled(result: Result, since: float, until: float) -> bool:
+    """Whether a fault came then, or had not healed."""
+    return any(hit.at_s < until and (hit.lasts_s or (0.0 if hit.kind in KILLS else math.inf)) + hit.at_s > since
+               for hit in result.hits if hit.kind != "clock")
+
+
 def raises_nothing(result: Result) -> Iterator[str]:
     """No process of the job ends with a Python traceback of our code, and nothing that only observes fails."""
     for line in result.world.history:
@@ -196,7 +222,7 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
     ends, says_why, stops, names_the_victim, blames_no_data, ends_what_waits, tries_again, names_in_time,
-    leaves_nothing, one_at_a_time, resumes, restarts, raises_nothing]
+    leaves_nothing, one_at_a_time, resumes, restarts, takes_in, raises_nothing]
 
 
 def broken(result: Result) -> List[str]:

@@ -66,6 +66,7 @@ class Result:
     heals: bool
     faults: List[Fault] = dataclasses.field(default_factory=list)
     hits: List[Hit] = dataclasses.field(default_factory=list)
+    asks_from: Optional[float] = None  # since when somebody asks to join
     ended_at: float = 0.0
     said: List[Any] = dataclasses.field(default_factory=list)  # time and text of the launcher's lines
     left: Dict[str, List[str]] = dataclasses.field(default_factory=dict)  # by host, what still runs at the end
@@ -290,7 +291,8 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
     if any(fault.kind == "stop" and fault.victim == "launcher" for fault in result.faults):
         limit_s = 300.0  # it may stand for ever
     if grows:
-        world.after(training.about_s * draw.random(), lambda: _ask_to_join(here, process))
+        result.asks_from = training.about_s * draw.random()
+        world.after(result.asks_from, lambda: _ask_to_join(here, process))
     world.run(limit_s, lambda: process.code is not None)
     result.ended_at = world.now
     world.run(world.now + AFTERWARDS_S, lambda: False)

@@ -42,6 +42,7 @@ class World:
         self.delay_s = self.random.choice((1e-4, 2e-3, 2e-2))
         self.preempted = self.random.choice((0.0, 0.0, 0.002, 0.02))
         """How often a task is interrupted at a call that would not wait."""
+        self.clocks_differ = seed % 5 == 0  # of hosts; when they do the history is longer by a tenth
         self.hosts: Dict[str, Host] = {}
         self.links: Dict[Tuple[str, str], Link] = {}
         self.current: Optional[Task] = None
@@ -397,6 +398,8 @@ class Host:
         self.boot, self.late_s = 0, 0.0
         self.full = False  # of its disk
         self.wall_s = 1.7e9  # what its wall clock shows at the beginning
+        self.started_s, self.pace = 1e3 * sum(name.encode()) % 7e5, 1 + (sum(name.encode()) % 7 - 3) * 1e-4
+        """What its other clock shows at the beginning, and how fast that one is."""
         self.processes: Dict[int, Process] = {}
         self.listeners: Dict[Any, File] = {}  # by port, or path
         self.files: Dict[str, Optional[bytearray]] = {"/": None, "/tmp": None, "/home": None}
