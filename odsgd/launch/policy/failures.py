@@ -104,7 +104,9 @@ class Failure:
     @property
     def is_secondary(self) -> bool:
         """Whether another failure, if there is one, is the likelier cause."""
-        return self.admits_other_cause or (self.member is not None and self.member.code == EXIT_DEADLINE)
+        if self.member is None or self.member.hung:
+            return False
+        return self.admits_other_cause or self.member.code == EXIT_DEADLINE
 
     @property
     def killed(self) -> bool:
@@ -123,8 +125,10 @@ class Failure:
 
     @property
     def _unreported_code(self) -> int:
-        """The exit code of the process, or of its MPI, if it has not reported a reason; else 0."""
-        return 0 if self.member is None or self.member.error is not None else self.member.code or self.mpi_abort_code
+        """The exit code of the process, or of its MPI, if it has not reported a reason, and was not ended; else 0."""
+        if self.member is None or self.member.hung or self.member.error is not None:
+            return 0
+        return self.member.code or self.mpi_abort_code
 
     @property
     def members(self) -> Sequence[Member]:

@@ -12,8 +12,9 @@ The rules, in the order in which `tick` applies them:
    another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
-   before them all. Of two crashes on a ring nobody can tell which was first, and the message says so; it says so, too,
-   if an agent has said nothing since, behind which the first may be.
+   before them all. A process that we end because it hangs is blamed as what it was, however it ends. Of two crashes on a
+   ring nobody can tell which was first, and the message says so; it says so, too, if an agent has said nothing since,
+   behind which the first may be.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -217,7 +218,8 @@ class Judge:
         failed = [member for failure in self.failures for member in failure.members]
         alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
         ended_while_joining = not self.non_workers and all(
-            failure.unreported and failure.member and failure.member.asked_to_join for failure in self.failures)
+            failure.member and failure.member.asked_to_join and (failure.unreported or failure.member.hung)
+            for failure in self.failures)
         if len(self.workers) > 1 and len(alike) == 1 and not ended_while_joining:
             return []
         blocking = (self._cause().members if self.failures else

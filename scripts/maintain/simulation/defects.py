@@ -19,6 +19,9 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "a worker that MPI crashed after an agent had was blamed in place of the lost host": [
         ("odsgd.launch.policy.failures", "self.member is None or self.member.code == -signal.SIGKILL",
          "self.member is not None and self.member.code == -signal.SIGKILL")],
+    "a worker of a ring that was ended since it stood still was not blamed, and one that MPI crashed then was": [
+        ("odsgd.launch.policy.failures", "self.member is None or self.member.hung or self.member.error is not None",
+         "self.member is None or self.member.error is not None")],
     "a worker stopped before its first beat was not noticed": [
         (CHILD, '(self.stopped_at or now) if state == "T" else None', "None")],
     "a link that went down while workers met for an evaluation was waited for ten times as long": [

@@ -559,6 +559,17 @@ def test_a_process_that_hangs_is_to_be_ended_and_its_stacks_are_waited_for() -> 
     assert verdict.message.endswith("    | Thread 1")
 
 
+@pytest.mark.parametrize("ended", [15, 75, -signal.SIGABRT, -signal.SIGKILL])
+def test_one_that_hangs_on_a_ring_is_the_cause_however_it_ends_and_whatever_mpi_does_then(ended: int) -> None:
+    judge = running(*NAMES[2:], names=NAMES[2:], hang_timeout_s=30.0)
+    silence(judge, "worker 1", 31)
+    judge.exited("worker 1", ended, 32.0)
+    judge.exited("worker 0", -signal.SIGSEGV, 32.0)
+    verdict = verdict_at(judge, 33.0)
+    assert (verdict.exit_code, verdict.culprit) == (75, "worker 1")
+    assert "it has not answered for 31 s" in verdict.message and "not the cause: worker 0: killed by" in verdict.message
+
+
 def test_a_hanging_worker_of_an_asynchronous_job_is_lost() -> None:
     judge = running(*NAMES, hang_timeout_s=30.0, on_worker_loss="continue")
     silence(judge, "worker 1", 31)
