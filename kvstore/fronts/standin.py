@@ -9,7 +9,6 @@ from typing import Any, Dict, Optional, Type
 
 from kvstore import methods
 from kvstore.errors import ConfigError
-from kvstore.job import environment
 from kvstore.methods import fit
 from kvstore.methods.contract import Method
 
@@ -54,9 +53,3 @@ def parse(text: str) -> StandIn:
     transport = options.pop("transport", None)
     fit.check(method, fit.options_of(method, options, also=["transport"]), fit.transport_of(method, transport))
     return StandIn(method, transport, options)
-
-
-def of_job() -> Optional[StandIn]:
-    """This job's, if it has one."""
-    text = environment.stand_in()
-    return parse(text) if text else None

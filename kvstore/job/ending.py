@@ -15,9 +15,9 @@ import sys
 import threading
 import traceback
 import types
-from typing import Any, Callable, Iterator, Optional, Type
+from typing import Any, Callable, Optional
 
-from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, KVStoreError
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, DivergedError, KVStoreError
 from kvstore.job.environment import who
 from kvstore.job.report import report
 
@@ -50,12 +50,12 @@ def die(message: str, status: int, consequence: bool = False) -> None:
         os._exit(status)
 
 
-@contextlib.contextmanager
-def dying_of(kind: Type[Exception]) -> Iterator[None]:
-    """An error of this kind ends the process, with its message; for threads on which nobody could catch it."""
+def check_or_die(check: Optional[Callable[[Any], None]], floats: Any) -> None:
+    """What diverges ends the process; for threads on which nobody could catch the error."""
     try:
-        yield
-    except kind as error:
+        if check is not None:
+            check(floats)
+    except DivergedError as error:
         die(str(error), EXIT_FAILURE)
 
 

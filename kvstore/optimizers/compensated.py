@@ -13,10 +13,12 @@ from kvstore.methods.dcasgd import DCASGDA, DCASGDC, compensated_a, compensated_
 from kvstore.optimizers import torch_formulas
 
 
-class _DelayCompensated(mx.optimizer.Optimizer):
-    """SGD on a compensated gradient; the subclasses say how it is compensated."""
+@mx.optimizer.register
+class DCASGD_C(mx.optimizer.Optimizer):
+    """DC-ASGD with a constant lamda, Eq. 4: SGD on a compensated gradient."""
 
-    def __init__(self, learning_rate: float, momentum: float, lamda: float, **options: Any) -> None:
+    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = DCASGDC.Options.lamda,
+                 **options: Any) -> None:
         super().__init__(learning_rate=learning_rate, **options)
         self.momentum, self.lamda = momentum, lamda
 
@@ -26,7 +28,7 @@ class _DelayCompensated(mx.optimizer.Optimizer):
 
     def compensate(self, grad: NDArray, moved: NDArray, state: Any) -> NDArray:
         """The gradient at w = w_read + `moved`, from the gradient at w_read."""
-        raise NotImplementedError
+        return compensated_c(grad, moved, self.lamda)
 
     def update(self, index: Any, weight: NDArray, grad: NDArray, state: Any) -> None:
         self._update_count(index)
@@ -44,19 +46,7 @@ class _DelayCompensated(mx.optimizer.Optimizer):
 
 
 @mx.optimizer.register
-class DCASGD_C(_DelayCompensated):
-    """DC-ASGD with a constant lamda, Eq. 4."""
-
-    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = DCASGDC.Options.lamda,
-                 **options: Any) -> None:
-        super().__init__(learning_rate, momentum, lamda, **options)
-
-    def compensate(self, grad: NDArray, moved: NDArray, state: Any) -> NDArray:
-        return compensated_c(grad, moved, self.lamda)
-
-
-@mx.optimizer.register
-class DCASGD_A(_DelayCompensated):
+class DCASGD_A(DCASGD_C):
     """DC-ASGD with an adaptive lamda, Eq. 5 and 6."""
 
     def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = DCASGDA.Options.lamda,

@@ -19,16 +19,7 @@ from kvstore.job.environment import joined_at, lost_workers
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, in_fragments
 from kvstore.messages.finite import finite, names, skips
-from kvstore.messages.seam import (
-    GlobalWeights,
-    Pending,
-    Ring,
-    Servers,
-    Setup,
-    Sharded,
-    Transport,
-    kind_of,
-)
+from kvstore.messages.seam import GlobalWeights, Pending, Servers, Setup, Transport, kind_of
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step, Update, Worker
@@ -41,6 +32,10 @@ from kvstore.session.staleness import Staleness
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.parts import Parts
 from kvstore.weights.replicas import Replicas, WeightsOnWorkers
+
+HOLDERS: Dict[str, Callable[[Any], GlobalWeights]] = {
+    "server": lambda servers: servers, "ring": Replicas, "sharded": Parts}
+"""What holds the global weights, by the kind of transport."""
 
 
 class Session:
@@ -56,14 +51,7 @@ class Session:
         self.transport, self.timeout_s = transport, options.timeout_s
         self.method = method(options.in_iterations(), transport.num_workers)
         self.recorder = recorder.begin("worker", transport.worker_rank)
-        self.weights_holder: GlobalWeights
-        if isinstance(transport, Servers):
-            self.weights_holder = transport
-        elif isinstance(transport, Sharded):
-            self.weights_holder = Parts(transport)
-        else:
-            assert isinstance(transport, Ring)
-            self.weights_holder = Replicas(transport)
+        self.weights_holder = HOLDERS[kind_of(transport)](transport)
         if self.recorder is not None:
             wraps.messages(self.recorder, transport, numbered=not method.asynchronous)
         self.step = Step(0, 0.0, 0.0)

@@ -10,7 +10,6 @@ import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
-from kvstore.errors import DivergedError
 from kvstore.job import ending
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.finite import Check
@@ -51,9 +50,7 @@ class Buffer:
         def write() -> None:
             if not there:
                 self.floats[:self.size] = engine.view(payload)
-            if check is not None:
-                with ending.dying_of(DivergedError):
-                    check(self.floats[:self.size])
+            ending.check_or_die(check, self.floats[:self.size])
             self.floats[self.size] = engine.view(version)[0]
             self.floats[self.size + 1:] = tag
 

@@ -22,7 +22,7 @@ import torch.distributed
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
-from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError
+from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import ending, environment, software
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
@@ -276,9 +276,7 @@ class _Group:
 def _checked(array: NDArray, check: Optional[Check]) -> np.ndarray:
     """What will be sent; a check that fails ends the process."""
     floats = engine.view(array)
-    if check is not None:
-        with ending.dying_of(DivergedError):
-            check(floats)
+    ending.check_or_die(check, floats)
     return floats
 
 

@@ -3,7 +3,7 @@
 One `Rounds` per process carries every session, so that all sums of a process are in one order.
 """
 from functools import partial
-from typing import List, Optional, Sequence
+from typing import List, Sequence, Tuple
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from kvstore.job import ending, software
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.codecs import codec
 from kvstore.messages.seam import Pending, Ring, TrafficSettings, Transport
-from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
 
@@ -25,9 +24,9 @@ than beginning a round."""
 class MpiTransport(Transport):
     """One session of this process, by MPI."""
 
-    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        shared = process(timeout_s)
-        self._rounds, self._keys, self._timeout_s = shared.rounds, shared.keys, timeout_s
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._rounds, self._keys = process(timeout_s)
         self._rounds.follow(timeout_s)
         self.worker_rank, self.num_workers = self._rounds.worker_rank, self._rounds.num_workers
 
@@ -55,27 +54,20 @@ class MpiRing(MpiTransport, Ring):
         self._rounds.begin(round_, self._views.of(array), self._views.of(out), done)
 
 
-class _Process:
-    """What the stores of a process share."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._world = World(timeout_s)
-        self.rounds = Rounds(self._world.comm, self._world.mpi, timeout_s)
-        self.keys = Keys(1)
-        ending.end_well(self._leave)
-        software.compare(self.rounds)
-
-    def _leave(self) -> None:
-        engine.wait_all()  # rounds in flight; their own deadline holds
-        self._world.close()
+_shared: List[Tuple[Rounds, Keys]] = []
 
 
-_shared: Optional[_Process] = None
+def process(timeout_s: float) -> Tuple[Rounds, Keys]:
+    """What the stores of a process share, made on first use; the job is left in good order when the process ends."""
+    if not _shared:
+        world = World(timeout_s)
+        rounds = Rounds(world.comm, world.mpi, timeout_s)
 
+        def leave() -> None:
+            engine.wait_all()  # rounds in flight; their own deadline holds
+            world.close()
 
-def process(timeout_s: float) -> _Process:
-    """Made on first use; the job is left in good order when the process ends."""
-    global _shared
-    if _shared is None:
-        _shared = _Process(timeout_s)
-    return _shared
+        ending.end_well(leave)
+        software.compare(rounds)
+        _shared.append((rounds, Keys(1)))
+    return _shared[0]

@@ -16,7 +16,7 @@ from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Option
 
 import numpy as np
 
-from kvstore.errors import EXIT_FAILURE, DivergedError, KVStoreError
+from kvstore.errors import EXIT_FAILURE, KVStoreError
 from kvstore.job import ending, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import pulse
@@ -198,9 +198,7 @@ class Rounds:
 
     def give(self, round_: Round) -> None:
         """The arrays of a round are there."""
-        if round_.check is not None:
-            with ending.dying_of(DivergedError):
-                round_.check(round_.own)
+        ending.check_or_die(round_.check, round_.own)
         self._given[round_.number] = round_
         self._tell()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import base64
 from html import escape
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 from odsgd.report import pictures
 from odsgd.report.breakdown import breakdown_of, stretches, timeline_of
@@ -46,12 +46,12 @@ th:first-child, td:first-child {{ text-align: left }}
 
 
 class Section(NamedTuple):
-    """A part of the page; `picture` makes its picture, an SVG."""
+    """A part of the page; `picture` is an SVG."""
 
     title: str
     text: str
     table: Optional[Table] = None
-    picture: Optional[Callable[[], bytes]] = None
+    picture: Optional[bytes] = None
 
 
 def sections(runs: Sequence[Records]) -> List[Section]:
@@ -64,7 +64,7 @@ def sections(runs: Sequence[Records]) -> List[Section]:
             *_accuracy(runs), *_timelines(runs),
             Section("Throughput", "Of all workers together, without evaluations and checkpoints; of a "
                     "virtual cluster by its own time.",
-                    picture=_drawn(pictures.throughput(runs))),
+                    picture=pictures.picture(pictures.throughput, runs)),
             _time(runs), *_staleness(runs),
             Section("How it was run", "Options and versions stand in each run's config.yaml and metrics.jsonl.",
                     _settings(runs))]
@@ -74,7 +74,7 @@ def _accuracy(runs: Sequence[Records]) -> List[Section]:
     if not any(epoch.get("test_accuracy") is not None for run in runs for epoch in run.epochs):
         return []
     return [Section("Accuracy", "By epoch, which shows what an algorithm learns of the same data, and by time, which "
-                    "shows what that is worth.", picture=_drawn(pictures.accuracy(runs), 2))]
+                    "shows what that is worth.", picture=pictures.picture(pictures.accuracy, runs, 2))]
 
 
 def _timelines(runs: Sequence[Records]) -> List[Section]:
@@ -84,11 +84,7 @@ def _timelines(runs: Sequence[Records]) -> List[Section]:
         return []
     return [Section("What a worker does when", "Worker 0 in the last whole iterations of an epoch: above what its "
                     "device computes, below what is under way over the network.",
-                    picture=lambda: pictures.timelines(drawn))]
-
-
-def _drawn(draw: pictures.Draw, panels: int = 1, height: float = pictures.HEIGHT) -> Callable[[], bytes]:
-    return lambda: pictures.picture(draw, panels, height)
+                    picture=pictures.timelines(drawn))]
 
 
 def _time(runs: Sequence[Records]) -> Section:
@@ -100,7 +96,7 @@ def _time(runs: Sequence[Records]) -> Section:
     lines = [["run", "ms per iteration", *parts]]
     lines += [[name, f"{one.iteration_ms:.2f}", *(f"{one.parts_ms[part]:.2f}" if part in one.parts_ms else "-"
                                                   for part in parts)] for name, one in found]
-    return Section(title, TIME, lines, _drawn(pictures.breakdowns(found), height=1.3 + 0.4 * len(found)))
+    return Section(title, TIME, lines, pictures.picture(pictures.breakdowns, found, height=1.3 + 0.4 * len(found)))
 
 
 def _staleness(runs: Sequence[Records]) -> List[Section]:
@@ -108,7 +104,7 @@ def _staleness(runs: Sequence[Records]) -> List[Section]:
         return []
     return [Section("Staleness", "How many updates the weights had seen between the reading of the weights that a "
                     "gradient was computed on and its own update, as the servers of asynchronous runs count it.",
-                    picture=_drawn(pictures.staleness(runs), 2))]
+                    picture=pictures.picture(pictures.staleness, runs, 2))]
 
 
 def _settings(runs: Sequence[Records]) -> Table:
@@ -129,7 +125,7 @@ def html(runs: Sequence[Records]) -> str:
     for section in sections(runs):
         body += [f"<h2>{escape(section.title)}</h2>", f"<p>{escape(section.text)}</p>"]
         if section.picture is not None:
-            content = base64.b64encode(section.picture()).decode()
+            content = base64.b64encode(section.picture).decode()
             body.append(f'<img alt="{escape(section.title)}" src="data:image/svg+xml;base64,{content}">')
         if section.table is not None:
             body.append(_html_table(section.table))

@@ -15,17 +15,14 @@ COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#66ccee", "#ccbb44")
 PARTS_COLOURS = dict(zip(PARTS, ("#4477aa", "#88bbdd", "#ee7733", "#dddddd", "#6699c4", "#f4b183")))
 WIDTH, HEIGHT = 9.0, 3.4  # inches
 
-Draw = Callable[[Sequence[Any]], None]
-"""Draws on the axes that it is given."""
 
-
-def picture(draw: Draw, panels: int, height: float = HEIGHT) -> bytes:
-    """A file with what is drawn; the same bytes for the same drawing."""
+def picture(draw: Callable[[Sequence[Any], Any], None], of: Any, panels: int = 1, height: float = HEIGHT) -> bytes:
+    """A file with what is drawn of the runs; the same bytes for the same drawing."""
     plt = pyplot("a report with pictures")
     with plt.rc_context({"svg.hashsalt": "odsgd", "font.size": 9, "axes.spines.top": False,
                          "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8}):
         figure, axes = plt.subplots(1, panels, figsize=(WIDTH, height), squeeze=False)
-        draw(axes[0])
+        draw(axes[0], of)
         figure.tight_layout()
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
@@ -41,59 +38,47 @@ def timelines(drawn: Sequence[Tuple[Timeline, range]]) -> bytes:
     return file.getvalue()
 
 
-def accuracy(runs: Sequence[Records]) -> Draw:
+def accuracy(axes: Sequence[Any], runs: Sequence[Records]) -> None:
     """Test accuracy by epoch, and by time."""
-    def draw(axes: Sequence[Any]) -> None:
-        for colour, run in _coloured(runs):
-            points = [(epoch["epoch"], seconds, 100 * number(epoch["test_accuracy"]))
-                      for epoch, seconds in zip(run.epochs, run.seconds()) if epoch.get("test_accuracy") is not None]
-            if points:
-                epochs, seconds_s, accuracies = zip(*points)
-                for panel, xs in zip(axes, (epochs, seconds_s)):
-                    panel.plot(xs, accuracies, label=run.name, color=colour, marker=".", markersize=4, linewidth=1.3)
-        seconds_of = "seconds of the virtual cluster" if all(run.virtual for run in runs) else \
-            "seconds, with evaluations and checkpoints"
-        for panel, label in zip(axes, ("epoch", seconds_of)):
-            panel.set_xlabel(label)
-            panel.set_ylabel("test accuracy, %")
-            panel.grid(alpha=0.25)
-        axes[0].xaxis.get_major_locator().set_params(integer=True)
-        axes[0].legend()
-    return draw
+    for colour, run in _coloured(runs):
+        points = [(epoch["epoch"], seconds, 100 * number(epoch["test_accuracy"]))
+                  for epoch, seconds in zip(run.epochs, run.seconds()) if epoch.get("test_accuracy") is not None]
+        if points:
+            epochs, seconds_s, accuracies = zip(*points)
+            for panel, xs in zip(axes, (epochs, seconds_s)):
+                panel.plot(xs, accuracies, label=run.name, color=colour, marker=".", markersize=4, linewidth=1.3)
+    seconds_of = "seconds of the virtual cluster" if all(run.virtual for run in runs) else \
+        "seconds, with evaluations and checkpoints"
+    for panel, label in zip(axes, ("epoch", seconds_of)):
+        panel.set(xlabel=label, ylabel="test accuracy, %")
+        panel.grid(alpha=0.25)
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
+    axes[0].legend()
 
 
-def throughput(runs: Sequence[Records]) -> Draw:
+def throughput(axes: Sequence[Any], runs: Sequence[Records]) -> None:
     """Samples per second, interval by interval."""
-    def draw(axes: Sequence[Any]) -> None:
-        for colour, run in _coloured(runs):
-            of = [one for one in run.intervals or run.epochs if "iteration" in one]
-            axes[0].plot([one["iteration"] for one in of], [samples_per_s(one) for one in of],
-                         label=run.name, color=colour, linewidth=1)
-        axes[0].set_xlabel("iteration")
-        axes[0].set_ylabel("samples per second")
-        axes[0].set_ylim(bottom=0)
-        axes[0].grid(alpha=0.25)
-        axes[0].legend()
-    return draw
+    for colour, run in _coloured(runs):
+        of = [one for one in run.intervals or run.epochs if "iteration" in one]
+        axes[0].plot([one["iteration"] for one in of], [samples_per_s(one) for one in of],
+                     label=run.name, color=colour, linewidth=1)
+    axes[0].set(xlabel="iteration", ylabel="samples per second", ylim=(0, None))
+    axes[0].grid(alpha=0.25)
+    axes[0].legend()
 
 
-def staleness(runs: Sequence[Records]) -> Draw:
+def staleness(axes: Sequence[Any], runs: Sequence[Records]) -> None:
     """Staleness of asynchronous runs: the mean of each interval, and the share of the gradients with each staleness."""
-    def draw(axes: Sequence[Any]) -> None:
-        for colour, run in _coloured(runs):
-            live = [one for one in run.intervals if "staleness_mean" in one]
-            axes[0].plot([one["iteration"] for one in live], [number(one["staleness_mean"]) for one in live],
-                         color=colour, linewidth=1, label=run.name if live else None)
-            if run.staleness is not None:
-                _histogram(axes[1], run.staleness.get("histogram", {}), colour, run.name)
-        axes[0].set_xlabel("iteration")
-        axes[0].set_ylabel("mean staleness")
-        axes[0].set_ylim(bottom=0)
-        axes[0].grid(alpha=0.25)
-        axes[1].set_xlabel("staleness")
-        axes[1].set_ylabel("share of the gradients")
-        axes[1].legend()
-    return draw
+    for colour, run in _coloured(runs):
+        live = [one for one in run.intervals if "staleness_mean" in one]
+        axes[0].plot([one["iteration"] for one in live], [number(one["staleness_mean"]) for one in live],
+                     color=colour, linewidth=1, label=run.name if live else None)
+        if run.staleness is not None:
+            _histogram(axes[1], run.staleness.get("histogram", {}), colour, run.name)
+    axes[0].set(xlabel="iteration", ylabel="mean staleness", ylim=(0, None))
+    axes[0].grid(alpha=0.25)
+    axes[1].set(xlabel="staleness", ylabel="share of the gradients")
+    axes[1].legend()
 
 
 def _histogram(panel: Any, counts: Mapping[str, int], colour: str, name: str) -> None:
@@ -103,20 +88,18 @@ def _histogram(panel: Any, counts: Mapping[str, int], colour: str, name: str) ->
     panel.bar(taus, [pushes.get(tau, 0) / total for tau in taus], width=0.9, alpha=0.6, color=colour, label=name)
 
 
-def breakdowns(found: Sequence[Tuple[str, Breakdown]]) -> Draw:
+def breakdowns(axes: Sequence[Any], found: Sequence[Tuple[str, Breakdown]]) -> None:
     """A bar for each run: its mean iteration in parts."""
-    def draw(axes: Sequence[Any]) -> None:
-        places = range(len(found), 0, -1)
-        left = [0.0] * len(found)
-        for part in parts_of(found):
-            lengths = [breakdown.parts_ms.get(part, 0.0) for _, breakdown in found]
-            axes[0].barh(places, lengths, left=left, height=0.6, color=PARTS_COLOURS[part], label=part)
-            left = [begin + length for begin, length in zip(left, lengths)]
-        axes[0].set_yticks(list(places))
-        axes[0].set_yticklabels([name for name, _ in found])
-        axes[0].set_xlabel("milliseconds per iteration")
-        axes[0].legend(ncol=len(PARTS), loc="lower left", bbox_to_anchor=(0, 1))
-    return draw
+    places = range(len(found), 0, -1)
+    left = [0.0] * len(found)
+    for part in parts_of(found):
+        lengths = [breakdown.parts_ms.get(part, 0.0) for _, breakdown in found]
+        axes[0].barh(places, lengths, left=left, height=0.6, color=PARTS_COLOURS[part], label=part)
+        left = [begin + length for begin, length in zip(left, lengths)]
+    axes[0].set_yticks(list(places))
+    axes[0].set_yticklabels([name for name, _ in found])
+    axes[0].set_xlabel("milliseconds per iteration")
+    axes[0].legend(ncol=len(PARTS), loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def parts_of(found: Sequence[Tuple[str, Breakdown]]) -> List[str]:

@@ -96,8 +96,7 @@ def _is_mxnets(store: str) -> bool:
 def _stand_in(create: Create, name: str) -> Any:
     """The job's store in place of MXNet's `name`. If `name` is for several workers, the store takes that name."""
     from kvstore.fronts import standin
-    asked = standin.of_job()
-    assert asked is not None
+    asked = standin.parse(environment.stand_in())
     store = create(asked.kvstore, asked.transport, **asked.in_place_of(name))
     if "dist" in name:
         store.stands_for = name

@@ -32,25 +32,15 @@ def _adam(group: Group, common: Dict[str, float]) -> FlatOptimizer:
     return kind(float(group["betas"][0]), float(group["betas"][1]), group["eps"], **common)
 
 
-def _adamw(group: Group, common: Dict[str, float]) -> FlatOptimizer:
-    return _adam({**group, "decoupled_weight_decay": True}, common)
-
-
-def _rmsprop(group: Group, common: Dict[str, float]) -> FlatOptimizer:
-    return torch_formulas.RMSprop(group["alpha"], group["eps"], group["momentum"], group["centered"], **common)
-
-
-def _adagrad(group: Group, common: Dict[str, float]) -> FlatOptimizer:
-    return torch_formulas.Adagrad(group["lr_decay"], group["eps"], group["initial_accumulator_value"], **common)
-
-
-def _adadelta(group: Group, common: Dict[str, float]) -> FlatOptimizer:
-    return torch_formulas.Adadelta(group["rho"], group["eps"], **common)
-
-
 KINDS: Dict[Type[torch.optim.Optimizer], Make] = {
-    torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adamw, torch.optim.RMSprop: _rmsprop,
-    torch.optim.Adagrad: _adagrad, torch.optim.Adadelta: _adadelta}
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: lambda group, common: _adam({**group, "decoupled_weight_decay": True}, common),
+    torch.optim.RMSprop: lambda group, common: torch_formulas.RMSprop(
+        group["alpha"], group["eps"], group["momentum"], group["centered"], **common),
+    torch.optim.Adagrad: lambda group, common: torch_formulas.Adagrad(
+        group["lr_decay"], group["eps"], group["initial_accumulator_value"], **common),
+    torch.optim.Adadelta: lambda group, common: torch_formulas.Adadelta(group["rho"], group["eps"], **common)}
 
 
 def translated(optimizer: torch.optim.Optimizer) -> FlatOptimizer:

@@ -79,7 +79,7 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
     predictions = ranked(config, oracle, workers)
     if not predictions:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
-    often = [one for one in predictions if report.interval(one) == (1, 1)] or predictions
+    often = [one for one in predictions if one.system.intervals(one.workers) == (1, 1)] or predictions
     first, codable = often[0], filter(None, (coded_alike(one.system) for one in often))
     now = oracle.predict(config.now, workers) if config.now else first
     outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])

@@ -48,20 +48,12 @@ LINKS: Dict[str, Dict[str, Any]] = _MEASURED["links"]
 """By the rate of links in docs/results/weights.md: SSGD's iteration over its computing (`stretch`), and virtual seconds
 to a test loss of 0.2, by store (`seconds`)."""
 
-_DIGITS = {label: seeds for measured in DIGITS.values() for label, seeds in measured.items()}
+OF_TWO = {label: seeds for measured in DIGITS.values() for label, seeds in measured.items()}
+"""The same of all files."""
 
 
-def accuracy_of_two(system: System) -> str:
-    """The lowest and the highest known accuracy of a system with two workers; a dash if none is known."""
-    return _told(system, _DIGITS)
-
-
-def accuracy_of_many(system: System) -> str:
-    """The lowest and the highest known accuracy with 16 workers."""
-    return _told(system, MNIST)
-
-
-def _told(system: System, known: Mapping[str, Sequence[float]]) -> str:
+def accuracy(system: System, known: Mapping[str, Sequence[float]]) -> str:
+    """The lowest and the highest known accuracy of a system; a dash if none is known."""
     method, options = OURS[system.name], dict(system.options)
     intervals = {name: getattr(method.Options(), name, None) for name in "TH"}
     usual = {"transport": method.transports[0], "codec": "none", **intervals}

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import itertools
 import multiprocessing
-from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Hashable, Mapping, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -85,11 +85,8 @@ class Prediction:
                     if known >= part * sum(self.staleness.values()))
 
 
-class Question(NamedTuple):
-    """The arguments of `times.simulate`; `key` is equal for systems that send and wait alike."""
-
-    key: Hashable
-    arguments: Tuple[Any, ...]
+Question = Tuple[Hashable, Tuple[Any, ...]]
+"""A key, which is equal for systems that send and wait alike, and the arguments of `times.simulate`."""
 
 
 class Oracle:
@@ -106,8 +103,8 @@ class Oracle:
         `told`: how many are through, of how many, and what came of the last.
         """
         asked = [(self._question(self._job(system, workers)), system) for system in systems]
-        questions = {question.key: question for question, _ in asked if question.key not in self._paces}
-        named = {question.key: system.label for question, system in reversed(asked)}
+        questions = {key: arguments for (key, arguments), _ in asked if key not in self._paces}
+        named = {key: system.label for (key, _), system in reversed(asked)}
         with contextlib.ExitStack() as stack:
             one_by_one: Any = map
             told(0, len(questions), "")
@@ -120,10 +117,10 @@ class Oracle:
     def predict(self, system: System, workers: int) -> Prediction:
         """The prediction for a system."""
         job = self._job(system, workers)
-        question = self._question(job)
-        if question.key not in self._paces:
-            self._paces[question.key] = _simulated(question)
-        pace = self._paces[question.key]
+        key, arguments = self._question(job)
+        if key not in self._paces:
+            self._paces[key] = _simulated(arguments)
+        pace = self._paces[key]
         iteration = pace.iteration
         if not job.method.asynchronous:
             iteration = max(iteration, *pace.loads.values())  # a short run may count less
@@ -142,18 +139,14 @@ class Oracle:
         own = (cluster.server.rules.get(job.system.name, cluster.server.update),
                cluster.worker.stores.get(job.system.name, 0.0))
         traffic = job.method(job.options, job.workers).traffic(whole=False)
-        return Question((job.system.servers, job.workers, job.transport, asked, traffic, own, job.given.get("n")),
-                        (cluster, job.system.name, self.parameters, job.given,
-                         WARM_UP + max(_counted(job.workers), 2 * period), WARM_UP, job.transport))
+        least, most = ITERATIONS
+        counted = max(min(max(-(-OF_ALL // job.workers), least), most), 2 * period)
+        return ((job.system.servers, job.workers, job.transport, asked, traffic, own, job.given.get("n")),
+                (cluster, job.system.name, self.parameters, job.given, WARM_UP + counted, WARM_UP, job.transport))
 
 
-def _counted(workers: int) -> int:
-    least, most = ITERATIONS
-    return min(max(-(-OF_ALL // workers), least), most)
-
-
-def _simulated(question: Question) -> times.Pace:
-    return times.simulate(*question.arguments)
+def _simulated(arguments: Tuple[Any, ...]) -> times.Pace:
+    return times.simulate(*arguments)
 
 
 class _Job:

@@ -5,12 +5,10 @@ import json
 import textwrap
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from kvstore.methods import fit
 from odsgd.lab.advise.changes import Change
 from odsgd.lab.advise.config import AdviseConfig
-from odsgd.lab.advise.knowledge import LINKS, accuracy_of_many, accuracy_of_two, alike
+from odsgd.lab.advise.knowledge import LINKS, MNIST, OF_TWO, accuracy, alike
 from odsgd.lab.advise.predictions import Prediction
-from odsgd.lab.bench.systems import OURS
 from odsgd.tools import aligned
 
 IDLE = 0.8
@@ -52,7 +50,8 @@ def columns(batch_size: int) -> List[Column]:
             ("staleness", lambda it: f"{it.mean_staleness:.1f}"), ("99 %", lambda it: str(it.staleness_of(LARGE))),
             ("worker, MB", lambda it: f"{it.worker_nbytes / 1e6:.4g}"),
             ("servers, MB", lambda it: f"{it.servers_nbytes / 1e6:.4g}" if it.servers_nbytes else "–"),
-            ("digits, %", lambda it: accuracy_of_two(it.system)), ("MNIST, %", lambda it: accuracy_of_many(it.system))]
+            ("digits, %", lambda it: accuracy(it.system, OF_TWO)),
+            ("MNIST, %", lambda it: accuracy(it.system, MNIST))]
 
 
 def text(advice: Advice, batch_size: int, lines: int) -> str:
@@ -117,20 +116,14 @@ def _ways(advice: Advice, worth: bool) -> List[str]:
         ways.append(f"{advice.changes[0]}")
     rarer = advice.predictions[0]
     if rarer is not advice.first:
-        ways.append(f"exchange less often ({rarer.system.label}, every {max(interval(rarer))} iterations: "
+        every = max(rarer.system.intervals(rarer.workers))
+        ways.append(f"exchange less often ({rarer.system.label}, every {every} iterations: "
                     f"{_times_alone(advice, rarer):.2f} times one worker alone; it trains otherwise)")
     return ways
 
 
 def _times_alone(advice: Advice, found: Prediction) -> float:
     return advice.workers * advice.compute_s / found.iteration_s
-
-
-def interval(found: Prediction) -> Tuple[int, int]:
-    """Iterations between two pushes, and between two fetches."""
-    method = OURS[found.system.name]
-    given = {key: value for key, value in found.system.options.items() if key != "transport"}
-    return method.intervals(fit.options_of(method, given))
 
 
 def as_json(advices: Sequence[Advice], config: AdviseConfig) -> str:
@@ -149,8 +142,8 @@ def _row(prediction: Prediction, batch_size: int) -> Dict[str, Any]:
             "loads_ms": {what: 1000 * seconds for what, seconds in prediction.loads.items()},
             "staleness_mean": prediction.mean_staleness, "staleness_99": prediction.staleness_of(LARGE),
             "worker_mb": prediction.worker_nbytes / 1e6, "servers_mb": prediction.servers_nbytes / 1e6,
-            "digits_accuracy": accuracy_of_two(prediction.system),
-            "mnist_accuracy": accuracy_of_many(prediction.system)}
+            "digits_accuracy": accuracy(prediction.system, OF_TWO),
+            "mnist_accuracy": accuracy(prediction.system, MNIST)}
 
 
 def _ms(seconds: float) -> str:

@@ -12,7 +12,7 @@ The rules, in the order in which `tick` applies them:
    another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
-   before them all. A process that we end because it hangs is blamed as what it was, however it ends. Of two crashes on a
+   before them all. A process that we end because it hangs is blamed for that, however it ends. Of two crashes on a
    ring nobody can tell which was first, and the message says so; it says so, too, if an agent has said nothing since,
    behind which the first may be.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the

@@ -228,12 +228,13 @@ def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) ->
 
 
 def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
-    known = {text: knowledge.accuracy_of_two(parse(text)) for text in (
+    known = {text: knowledge.accuracy(parse(text), knowledge.OF_TWO) for text in (
         "ssgd@4", "pipesgd:codec=quantize", "easgd:T=4", "easgd:T=10", "odsgd:transport=sharded",
         "odsgd:codec=quantize:codec_weights=quantize@1", "diloco", "diloco:H=10", "diloco:H=20")}
     assert [text for text, told in known.items() if told == "–"] == ["easgd:T=10", "odsgd:transport=sharded",
                                                                      "diloco:H=20"]
-    assert knowledge.accuracy_of_many(parse("easgd:T=5@2")) != "–" == knowledge.accuracy_of_many(parse("easgd:T=4"))
+    many = [knowledge.accuracy(parse(text), knowledge.MNIST) for text in ("easgd:T=5@2", "easgd:T=4")]
+    assert many[0] != "–" == many[1]
 
 
 def test_accuracies_on_digits_are_those_that_the_files_say_which_tell_how_they_were_measured() -> None:
