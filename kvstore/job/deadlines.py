@@ -7,6 +7,8 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tupl
 from kvstore.errors import EXIT_DEADLINE
 from kvstore.job.ending import die
 
+HELD_UP_S = 5.0
+
 
 class Deadlines:
     """Waits with a deadline, for calls into MXNet that have none. One thread, started when first needed.
@@ -71,10 +73,20 @@ class Deadlines:
             since += [one.since for one in self._followed.values() if one.awaits]
         return time.monotonic() - min(since) if since else None
 
+    def _put_off(self, seconds: float) -> None:
+        with self._lock:
+            self._due = {wait: (began, due + seconds, message) for wait, (began, due, message) in self._due.items()}
+            for one in self._followed.values():
+                one.since += seconds
+
     def _watch(self) -> None:
+        before = time.monotonic()
         while True:
             time.sleep(self.TICK_S)
             now = time.monotonic()
+            held_up_s, before = now - before - self.TICK_S, now
+            if held_up_s > HELD_UP_S:  # and perhaps all the job was: that time does not count
+                self._put_off(held_up_s)
             with self._lock:
                 overdue = [message for _, due, message in sorted(self._due.values()) if due < now]
                 followed = list(self._followed.items())

@@ -203,7 +203,9 @@ class Supervisor:
             self.agents.turn()
             verdict = self.judge.tick(time.monotonic()) or self._check_growth(time.monotonic())
             for name in self.judge.take_hung():
-                self.agents.tell(messages.EndHung(name))
+                for agent in self.agents.all:
+                    if agent.has(name):
+                        agent.channel.send(messages.EndHung(name))
             for line in self.judge.liveness.take_warnings():
                 self.console.say(f"warning: {line}")
             for lost in self.judge.take_lost():
@@ -315,8 +317,8 @@ class Supervisor:
             self.handle(agent, message, now)
 
     def handle(self, agent: AgentConnection, message: Message, now: float) -> None:
-        """Act on a message of an agent."""
-        stranger = isinstance(message, messages.ProcessMessage) and message.process not in self.judge.members
+        """Act on a message of an agent; not on what it says of a process in whose place another has joined."""
+        stranger = isinstance(message, messages.ProcessMessage) and not agent.has(message.process)
         if type(message) in self._handlers and not stranger:
             self._handlers[type(message)](agent, message, now)
 
@@ -335,9 +337,10 @@ class Supervisor:
                     self.overview.set_host(process.name, hello.host)
 
     def _beats(self, agent: AgentConnection, message: messages.Beats, now: float) -> None:
-        self.judge.liveness.beats(message.beats, now)
+        beats = {name: beat for name, beat in message.beats.items() if agent.has(name)}
+        self.judge.liveness.beats(beats, now)
         with self._guarded("the overview"):
-            self.overview.beats(message.beats, now)
+            self.overview.beats(beats, now)
 
     def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
         if not self.agents.ending:
@@ -397,7 +400,7 @@ class Supervisor:
         """Stop everything, and wait until every agent has said that nothing is left."""
         self.agents.stop(self.job.grace_s)
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
-        signals_seen = self.signals_seen
+        signals_seen = 1 if self.verdict and self.verdict.by_signal else self.signals_seen
         while time.monotonic() < deadline and self.agents.occupied:
             self.agents.turn()
             if self.signals_seen > signals_seen:  # told again: end at once

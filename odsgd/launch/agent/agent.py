@@ -23,6 +23,7 @@ from odsgd.launch.agent.child import Child, StartError, unless_gone
 from odsgd.launch.agent.tunnel_process import TunnelProcess
 from odsgd.launch.lines import CHUNK, Pieces, Stream
 from odsgd.launch.messages import Channel, Message, Orders
+from odsgd.launch.policy.liveness import HELD_UP_S
 
 MAX_BACKLOG = 1 << 20
 """While the launcher has more bytes than this to read, the processes' output stays in their pipes."""
@@ -89,8 +90,10 @@ class Agent:
             self._start(process)
         self._read_channel()  # a stop may have come together with the orders
         while not self.stopping or (self.children and time.monotonic() < (self.give_up_at or math.inf)):
-            for key, _ in self.selector.select(self._wait_s()):
+            began, wait_s = time.monotonic(), self._wait_s()
+            for key, _ in self.selector.select(wait_s):
                 key.data()
+            self._excuse(time.monotonic() - began - wait_s)
             self._tell_of_signal()
             self._note_mpi_files(lambda child: child.connecting)
             self._reap()
@@ -102,6 +105,14 @@ class Agent:
         if self.tunnel:
             self.tunnel.close()
         self._sweep()
+
+    def _excuse(self, held_up_s: float) -> None:
+        """If this agent was held up, perhaps all the host was: nobody was silent meanwhile."""
+        if held_up_s > HELD_UP_S:
+            self.beats_at = now = time.monotonic()
+            self.heard_at = min(now, self.heard_at + held_up_s)
+            for child in self.children.values():
+                child.beat_at = None if child.beat_at is None else min(now, child.beat_at + held_up_s)
 
     def _wait_s(self) -> float:
         """How long the loop may wait for news."""
@@ -259,8 +270,11 @@ class Agent:
             child.answer_mpi(answer.line)
 
     def _note_of_workers(self, lines: List[str]) -> None:
-        if self.lost_file:
-            _append_lines(self.lost_file, lines)
+        try:
+            if self.lost_file:
+                _append_lines(self.lost_file, lines)
+        except OSError as error:
+            self.channel.send(messages.HostWarning(f"its workers do not hear that others are lost: {error}"))
 
     def _all_have_met(self, message: messages.AllMet) -> None:
         """Remove the files of sockets, so that no one else can connect."""
@@ -287,7 +301,7 @@ class Agent:
             self.tunnel.channel.flush()
         full = len(self.channel.backlog) > MAX_BACKLOG
         if full != self.paused:
-            self.paused = full
+            self.paused, self.beats_at = full, time.monotonic()  # what has come meanwhile is read before beats are sent
             for child in self.children.values():
                 for stream in child.streams:
                     if full:

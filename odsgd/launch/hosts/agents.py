@@ -82,7 +82,7 @@ class Agents:
 
     def of(self, name: str) -> AgentConnection:
         """The agent of a process."""
-        return next(agent for agent in self.all if name in [process.name for process in agent.processes])
+        return next(agent for agent in self.all if agent.has(name))
 
     def turn(self) -> None:
         """Read what has come; wait for it, but not long."""

@@ -52,6 +52,10 @@ class AgentConnection:
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
 
+    def has(self, name: str) -> bool:
+        """Whether a process of this name is its own. One that joins in the place of another has an agent of its own."""
+        return any(process.name == name for process in self.processes)
+
     @property
     def occupied(self) -> bool:
         """Whether processes may still be there, and the agent will say when they are gone."""

@@ -24,15 +24,16 @@ The rules, in the order in which `tick` applies them:
 4. A server or the scheduler has ended with 0 while every worker runs: after `EARLY_EXIT_FAILS_AFTER_S`, a failure.
 5. The job is not up within the startup timeout: a failure, with a table of the processes' states. It is up when every
    worker runs, and the scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain
-   MXNet script, which never reports, delays nothing. Without servers, once a worker asks for the others, every worker
-   must join, and the timeout begins anew.
+   MXNet script, which never reports, delays nothing. On sockets servers join for worker 0 alone, so every worker must
+   have asked for the others. Without servers, once a worker asks for the others, every worker must join, and the
+   timeout begins anew. A worker that joins later has the same time; then its place is given again.
 """
 import signal
 from dataclasses import dataclass
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
-from odsgd.launch.plan import Job
+from odsgd.launch.plan import Job, on_sockets
 from odsgd.launch.policy.failures import Failure, Member, signal_name
 from odsgd.launch.policy.liveness import LivenessMonitor
 
@@ -84,7 +85,7 @@ class Judge:
         self.workers = [member for member in members if member.role == "worker"]
         self.non_workers = [member for member in members if member.role != "worker"]
         self.startup_timeout_s, self.started_at, self.scheduler_address = job.startup_timeout_s, now, scheduler_address
-        self.continues_on_loss = job.on_worker_loss == "continue"
+        self.continues_on_loss, self.on_sockets = job.on_worker_loss == "continue", on_sockets(job)
         self.liveness = LivenessMonitor({member.name: member.host for member in members}, job.hang_timeout_s, now)
         self.failures: List[Failure] = []
         self.history = CheckpointHistory(now)
@@ -102,7 +103,7 @@ class Judge:
 
     def joins(self, worker: Member, now: float) -> None:
         """A worker starts in an empty place. The job neither ends with it nor waits for it."""
-        worker.part = "joiner"
+        worker.part, worker.began_at = "joiner", now
         self.members[worker.name] = worker
         self.workers = [*(one for one in self.workers if one.name != worker.name), worker]
         self.liveness.joins(worker.name, worker.host, now)
@@ -140,7 +141,7 @@ class Judge:
         member.code = code
         member.reached("ended")
         self.liveness.ended(name)
-        if code and (member.role == "worker" or self.workers_ended_at is None):
+        if code:
             self._fail(Failure(member), now)
         elif member.role == "worker" and self._workers_ended():
             self.workers_ended_at = now
@@ -165,7 +166,8 @@ class Judge:
     def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float,
                   exit_code: Optional[int] = None) -> None:
         """The agent of a host, or the connection to it, has gone, and with it these processes."""
-        gone = [self.members[name] for name in names if self.members[name].code is None]
+        gone = [member for name in names for member in [self.members[name]]
+                if member.code is None and self._counts(member)]
         for name in names:
             self.liveness.ended(name)
         if gone:
@@ -253,7 +255,8 @@ class Judge:
 
     def _watch(self, now: float) -> None:
         """Look for processes that hang, unless there is a failure already."""
-        hung = None if self.failures else self.liveness.find_hung(now)
+        self._give_up_joiners(now)
+        hung = None if self.failures or self.workers_ended_at is not None else self.liveness.find_hung(now)
         if hung is None:
             return
         if hung.host is not None:
@@ -270,7 +273,24 @@ class Judge:
         else:
             self._fail(Failure(None, hung.text, exit_code=EXIT_DEADLINE, failed_together=members), now)
 
+    def _give_up_joiners(self, now: float) -> None:
+        """Nobody waits for a worker that joins: its place is free again if it has not within the startup timeout."""
+        late = [worker for worker in self.workers if worker.part == "joiner" and not worker.joined
+                and worker.code is None and 0 < self.startup_timeout_s <= now - worker.began_at]
+        for worker in late:
+            worker.part, worker.lost_at = "lost", now
+            self.liveness.ended(worker.name)
+            self.newly_hung.append(worker.name)
+            self.newly_lost.append(LostWorkers([worker.rank], f"{worker.name} has not joined ({worker.where}) within "
+                                               f"{self.startup_timeout_s:g} s, and is given up"))
+
+    def _counts(self, member: Member) -> bool:
+        """Whether it matters that this process fails."""
+        return member.part != "lost" and (member.role == "worker" or self.workers_ended_at is None)
+
     def _fail(self, failure: Failure, now: float) -> None:
+        if not any(map(self._counts, failure.members)):
+            return
         if not (failure.member and any(failure.member in other.members for other in self.failures)):
             self.failures.append(failure)
         if self.failed_at is None:
@@ -390,8 +410,9 @@ class Judge:
 
     def _has_come_up(self) -> bool:  # rule 5
         if self.non_workers:
-            return (all(member.joined for member in self.non_workers)
-                    and not any(worker.phase == "waiting" for worker in self.workers if worker.part == "awaited"))
+            return all(member.joined for member in self.non_workers) and not any(
+                worker.blocks_startup if self.on_sockets else worker.phase == "waiting"
+                for worker in self.workers if worker.part == "awaited")
         return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
 
     def _startup_timeout(self, now: float) -> Optional[Verdict]:

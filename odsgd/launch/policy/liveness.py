@@ -20,7 +20,7 @@ long it has waited for others, and how long it has been silent.
 """
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 WARN_S = 10.0
 HELD_UP_S = 2.0
@@ -48,7 +48,7 @@ class _ProcessState:
 
     name: str
     host: str
-    planned_host: str  # the host's name in the plan, which no two agents share
+    planned_host: str  # the host's name in the plan
     agent_at: Optional[float] = None  # the time of its agent's last message
     silent_s: Optional[float] = None  # as the agent counts; None: it has no pulse
     kernel_state: str = ""
@@ -56,6 +56,7 @@ class _ProcessState:
     substep: int = 0
     activity: str = ""
     asynchronous: bool = False
+    beat_at: float = 0.0  # when its last beat was passed on to us
     leaving: bool = False
     progress_is_final: bool = False  # `progress` is the iteration that it ended after
     waits_s: Optional[float] = None
@@ -68,13 +69,16 @@ class _ProcessState:
         self.silent_s = number(beat.get("silent_s")) or 0.0
         self.kernel_state = str(beat.get("state") or "")[:1]
         self.asynchronous = beat.get("asynchronous") is True
+        unheard_s, self.beat_at = max(0.0, now - self.beat_at - HELD_UP_S), now  # then we do not know when it moved
         waited, self.waits_s = self.waits_s is not None, number(beat.get("waits_s"))
         at, substep, self.moves = (int(number(beat.get(name)) or 0) for name in ("at", "substep", "moves"))
         at = self.progress if self.progress_is_final else at  # the agent passes on its last beat once more
         activity = str(beat.get("activity") or "")[:20]
+        if waited and self.waits_s is None:
+            self.moved_at = now
         if (at, substep, activity) != (self.progress, self.substep, self.activity):
             if activity and activity == self.activity and not waited and self.moves > FIRST_ITERATIONS:
-                self.slowest_s = max(self.slowest_s, now - self.moved_at)
+                self.slowest_s = max(self.slowest_s, now - self.moved_at - unheard_s)
             self.progress, self.substep, self.activity, self.moved_at = at, substep, activity, now
 
     def limit_s(self, base_s: float, waits: bool = False) -> float:
@@ -90,7 +94,8 @@ class LivenessMonitor:
         self._processes = {name: _ProcessState(name, host, host, moved_at=now) for name, host in hosts.items()}
         self._limit_s, self._warn_s = hang_timeout_s or math.inf, warn_s(hang_timeout_s)
         self._fresh_s = min(FRESH_S, self._warn_s)  # so that an agent's own time is over before that of its processes
-        self._looked_at = now
+        self._looked_at = self._counted_at = now
+        self._going = sum(name.startswith("worker") for name in hosts)
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()
         self.farthest = 0  # the greatest iteration in a worker's beats
@@ -152,20 +157,19 @@ class LivenessMonitor:
         held_up_s, self._looked_at = now - self._looked_at, now
         if held_up_s > HELD_UP_S:
             for process in self._processes.values():
-                process.moved_at += held_up_s
-                process.agent_at = None if process.agent_at is None else process.agent_at + held_up_s
+                process.moved_at = min(now, process.moved_at + held_up_s)
+                process.agent_at = None if process.agent_at is None else min(now, process.agent_at + held_up_s)
         return (self._find_silent_agent(now) or self._find_silent(now) or self._find_still(now)
                 or self._find_deadlock(now) or self._compare_lengths(now))
 
     def _find_silent_agent(self, now: float) -> Optional[Hung]:
-        agents: Dict[str, List[_ProcessState]] = {}
+        agents: Dict[Tuple[str, float], List[_ProcessState]] = {}  # two at one address are heard at two times
         for process in self._processes.values():
-            agents.setdefault(process.planned_host, []).append(process)
-        for agent, processes in agents.items():
-            if processes[0].agent_at is None:
-                continue
-            names, host = [process.name for process in processes], processes[0].host
-            silent_s = now - processes[0].agent_at
+            if process.agent_at is not None:
+                agents.setdefault((process.planned_host, process.agent_at), []).append(process)
+        for (_, heard_at), processes in agents.items():
+            names, host, agent = [process.name for process in processes], processes[0].host, processes[0].name
+            silent_s = now - heard_at
             if silent_s > self._limit_s:
                 return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
             if silent_s > self._warn_s and agent not in self._silent_agents:
@@ -192,6 +196,7 @@ class LivenessMonitor:
     def _find_still(self, now: float) -> Optional[Hung]:
         for process in self._answering(now):
             if not process.activity or process.waits_s is not None:
+                self._recovered(process, "move")
                 continue
             still_s = now - process.moved_at
             verb = "carried out message" if process.activity == "serving" else "been at iteration"
@@ -207,10 +212,14 @@ class LivenessMonitor:
     def _find_deadlock(self, now: float) -> Optional[Hung]:
         """Rule 3: a deadlock, or messages that do not come through."""
         workers = [process for process in self._processes.values() if process.name.startswith("worker")]
+        if len(workers) != self._going:  # the beats of the others are from before
+            self._going, self._counted_at = len(workers), now
         answering = self._answering(now)
         stuck = [process for process in workers if process.activity and process.waits_s is not None
                  and min(process.waits_s, now - process.moved_at) > process.limit_s(self._limit_s, waits=True)]
         if not workers or len(stuck) < len(workers) or any(process not in answering for process in stuck):
+            return None
+        if now - self._counted_at < HELD_UP_S:
             return None
         where = ", ".join(f"{process.name} at iteration {process.progress}" for process in workers)
         return Hung([process.name for process in answering],

@@ -41,7 +41,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "a worker that MPI crashed was blamed while the agent of the one that was killed stood still": [
         (JUDGE, "self.liveness.unheard_since(self.failed_at) if doubtful else []", "[]")],
     "a job whose servers had met waited for ever for a worker whose ssh stood still": [
-        (JUDGE, 'any(worker.phase == "waiting" for worker in self.workers if worker.part == "awaited")', "False")],
+        (JUDGE, 'worker.blocks_startup if self.on_sockets else worker.phase == "waiting"', "False")],
     "a ring whose link stayed down used up its restarts in seconds": [
         (JUDGE, "if len(self.workers) > 1 and len(alike) == 1 and not ended_while_joining:",
          "if len(self.workers) > 1 and len(alike) == 1:")],

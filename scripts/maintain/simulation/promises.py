@@ -71,7 +71,8 @@ def names_the_victim(result: Result) -> Iterator[str]:
     for at, text in enumerate(texts):
         failed, lost = FAILED.match(text), LOST.match(text)
         remarks = itertools.takewhile(lambda line: line.startswith("  "), texts[at + 1:])
-        if any(victim in line for line in remarks if "first is not known" in line for victim in victims):
+        if any(victim in line or victim.startswith(("agent", "ssh")) for line in remarks if "first is not known" in line
+               for victim in victims):  # the line names the processes behind an agent
             continue
         # A deadline tells the round that has not ended, MPI that it has not found the others: not who was late.
         if failed and failed[1] not in victims and not text.endswith(("exit code 75", f"exit code {MPI_GAVE_UP}")):

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import List
 
 import pytest
@@ -59,6 +60,51 @@ os.write(fd, b'\\n{"event": "beat", "stale": [[1, 2')
 os.write(fd, b'\\n{"event": "done"}\\n')
 os.write(fd, b', 3]]}\\n')
 """
+
+
+BEATS = """
+import os, sys, time
+fd = int(os.environ["ODSGD_REPORT_FD"])
+for _ in range(600):
+    os.write(fd, b'\\n{"event": "beat", "at": 1}\\n')
+    os.set_blocking(1, False)
+    try:
+        os.write(1, b"x" * 60000 + b"\\n")
+    except BlockingIOError:
+        pass
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("held_up", ["the launcher", "all the host"])
+def test_after_an_absence_a_process_that_is_well_is_not_said_to_have_been_silent(held_up: str) -> None:
+    job = Job((sys.executable, "-c", BEATS), 1, 0)
+    sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
+    with subprocess.Popen([sys.executable, *ssh.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin and agent.stdout
+        channel = Channel(agent.stdout.fileno(), agent.stdin.fileno())
+        channel.send(sent)
+        said: List[Message] = []
+
+        def read(beats: int) -> List[float]:
+            said.clear()
+            until(lambda: said.extend(channel.receive()) or sum(type(one) is messages.Beats for one in said) >= beats)
+            return [beat["silent_s"] for one in said if isinstance(one, messages.Beats) for beat in one.beats.values()]
+
+        read(2)
+        stopped = [agent.pid, next(one.pid for one in said if isinstance(one, messages.Started))]
+        try:
+            for pid in stopped if held_up == "all the host" else ():
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(8.0)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        silent = read(12)
+        channel.send(messages.Stop(0.0))
+        until(lambda: said.extend(channel.receive()) or not channel.open)
+        agent.wait(300)
+    assert max(silent) < 4.0, silent
 
 
 def test_a_report_that_another_is_mixed_into_takes_none_with_it_and_is_told_of_once() -> None:

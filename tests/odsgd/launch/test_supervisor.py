@@ -90,6 +90,18 @@ def test_a_process_that_asks_for_what_is_not_served_is_cut_off(agents: Agents) -
 
 
 @pytest.mark.parametrize("agents", [False], indirect=True)
+def test_an_agent_speaks_for_its_own_processes_alone(agents: Agents) -> None:
+    """Another may have joined in the place of one that it had."""
+    for message in (messages.Exit("worker 1", 70), messages.Report("worker 1", {"event": "failed", "error": "gone"}),
+                    messages.Beats({"worker 1": {"at": 900}})):
+        agents.say(0, message)
+    judge = agents.supervisor.judge
+    assert (judge.members["worker 1"].code, judge.failures, judge.liveness.farthest) == (None, [], 0)
+    agents.say(1, messages.Exit("worker 1", 70))
+    assert judge.members["worker 1"].code == 70
+
+
+@pytest.mark.parametrize("agents", [False], indirect=True)
 def test_hosts_that_are_lost_together_do_not_keep_the_loop_from_its_work_one_by_one(agents: Agents) -> None:
     starters = [subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE) for _ in range(30)]
     began = time.monotonic()

@@ -578,6 +578,51 @@ def test_a_hanging_worker_of_an_asynchronous_job_is_lost() -> None:
     assert [lost.ranks for lost in judge.take_lost()] == [[1]]
 
 
+def test_a_joiner_that_does_not_join_gives_its_place_back() -> None:
+    judge = going_on()
+    judge.exited("worker 1", 1, 10.0)
+    lost_at(judge, 11.0)
+    judge.joins(Member("worker 1", "worker", "hostB"), 20.0)
+    assert lost_at(judge, 319.0) == [] and judge.take_hung() == []
+    (ranks, message), = lost_at(judge, 321.0)
+    assert (ranks, message) == ([1], "worker 1 has not joined (host hostB) within 300 s, and is given up")
+    assert judge.take_hung() == ["worker 1"] and judge.members["worker 1"].part == "lost"
+    judge.exited("worker 1", -signal.SIGKILL, 322.0)
+    assert lost_at(judge, 330.0) == []
+
+
+def test_a_lost_worker_is_not_lost_once_more_when_it_ends_or_its_host_is_lost() -> None:
+    judge = going_on()
+    judge.host_lost("hostB", ["worker 1"], "its agent has not answered", (), 10.0)
+    assert [ranks for ranks, _ in lost_at(judge, 12.1)] == [[1]]
+    judge.reported("worker 1", {"event": "failed", "error": "hung up"}, 20.0)
+    judge.exited("worker 1", 70, 20.0)
+    judge.host_lost("hostB", ["worker 1"], "ssh ended", (), 21.0)
+    assert lost_at(judge, 30.0) == [] and judge.failures == []
+
+
+def test_when_all_workers_have_succeeded_a_server_may_be_lost() -> None:
+    judge = running(*NAMES, hang_timeout_s=30.0)
+    for name in ("worker 0", "worker 1"):
+        judge.exited(name, 0, 10.0)
+    judge.host_lost("hostA", ["server 0"], "its agent has not answered", (), 11.0)
+    verdict = verdict_at(judge, 10.0 + FAREWELL_S)
+    assert (verdict.exit_code, verdict.workers_succeeded) == (0, True)
+
+
+def test_on_sockets_a_worker_that_has_not_asked_to_join_is_waited_for() -> None:
+    """Servers there have joined when worker 0 has called."""
+    judge = Judge(job(2, 1, startup_timeout_s=20.0, wire="sockets"),
+                  [Member(name, name.split()[0], "hostA") for name in NAMES], 0.0, "10.0.0.9:4000")
+    for number, name in enumerate(NAMES):
+        judge.started(name, 100 + number)
+    for name in ("scheduler", "server 0"):
+        judge.reported(name, {"event": "joined"}, 1.0)
+    judge.reported("worker 0", {"event": "connecting"}, 1.0)
+    assert judge.tick(19.0) is None and "waiting for worker 1" in judge.startup_text(19.0)
+    assert "missing: worker 1 (1 of 4)" in verdict_at(judge, 21.0).message
+
+
 def test_a_silent_agent_is_a_lost_host() -> None:
     judge = running(*NAMES, hang_timeout_s=30.0)
     judge.liveness.heard(NAMES, 1.0)

@@ -195,6 +195,54 @@ def test_all_that_wait_hang_whatever_they_are_at() -> None:
     assert hung and "messages between them do not come through" in hung.text
 
 
+def test_the_end_of_a_long_wait_is_movement_and_no_sign_of_long_iterations() -> None:
+    story = Story(hang_timeout_s=5.0)
+    story.goes_on(20)
+    for substep in range(12):
+        story.states = {"worker 0": {"activity": "evaluation", "substep": substep},
+                        "worker 1": {"waits_s": substep + 1.0}}
+        assert story.goes_on(1, moves=False) is None
+    story.states = {"worker 0": {"activity": "evaluation", "substep": 12}}
+    assert story.goes_on(2, moves=False) is None
+    story.states = {}
+    assert story.goes_on(3) is None and story.liveness.take_warnings() == []
+    assert story.goes_on(7, moves=False) is not None
+
+
+def test_those_that_are_left_when_one_has_ended_are_not_judged_by_beats_from_before() -> None:
+    story = Story(hang_timeout_s=60.0, hosts={"worker 0": "a", "worker 1": "b"})
+    story.goes_on(20)
+    story.states = {"worker 0": {"activity": "evaluation", "substep": 1}, "worker 1": {"waits_s": 90.0}}
+    assert story.goes_on(90, moves=False) is None
+    story.liveness.ended("worker 0")  # it has let worker 1 go on just before
+    assert story.liveness.find_hung(story.now + 0.1) is None
+
+
+def test_of_two_agents_at_one_address_the_silent_one_is_lost() -> None:
+    liveness = LivenessMonitor(dict.fromkeys(["scheduler", "worker 0", "worker 1"], "10.0.0.1"), 60.0, 0.0)
+    for now in range(1, 100):
+        liveness.heard(["scheduler"], now)
+        if now <= 20:
+            liveness.heard(["worker 0", "worker 1"], now + 0.5)
+        hung = liveness.find_hung(now + 0.6)
+        if hung:
+            break
+    assert hung == Hung(["worker 0", "worker 1"], "its agent has not answered for 60 s", "10.0.0.1")
+
+
+def test_one_that_stood_still_and_is_stopped_then_is_named_for_both() -> None:
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"at": 20}, "worker 1": {"waits_s": 5.0}}
+    assert story.goes_on(15, moves=False) is None
+    story.states = {"worker 0": {"activity": "", "silent_s": 0.5, "state": "T"}, "worker 1": {"waits_s": 5.0}}
+    story.liveness.beats({"worker 0": {"at": 20, "moves": 20, "activity": "", "silent_s": 0.1}}, story.now)
+    story.liveness.find_hung(story.now)
+    assert story.goes_on(15, moves=False) is None
+    said = story.liveness.take_warnings()
+    assert ["has been at iteration 20" in said[0], "has not answered" in said[-1]] == [True, True]
+
+
 def test_a_silent_agent_is_named_and_then_lost_with_its_processes() -> None:
     story = Story()
     story.goes_on(20)
@@ -214,6 +262,15 @@ def test_a_launcher_that_was_held_up_blames_nobody() -> None:
     assert story.liveness.find_hung(story.now) is None
     assert story.goes_on(20) is None
     assert story.liveness.take_warnings() == []
+
+
+def test_what_a_launcher_did_not_see_is_no_long_iteration_and_no_movement_to_come() -> None:
+    """Though it reads the beats that have come before it looks at the clock."""
+    story = Story()
+    story.goes_on(20)
+    story.now += 600
+    assert story.goes_on(5) is None
+    assert story.goes_on(63, moves=False) is not None
 
 
 def test_without_a_hang_timeout_there_are_only_warnings() -> None:
