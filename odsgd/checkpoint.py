@@ -50,31 +50,39 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
 
 
 class CheckpointKeeper:
-    """Writes one script's checkpoints. Files are written while the training goes on."""
+    """Writes one script's checkpoints. Files are written while the training goes on.
+
+    A worker that has joined the running job has no part in them: its state is the servers'.
+    """
 
     def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int,
                  mirror: Optional[CheckpointMirror], held: contextlib.ExitStack) -> None:
         self._store, self._net, self._every = store, net, every
         self._writer = CheckpointWriter(folder, store, net, kept, self._warn, mirror)
-        self.iteration = 0
+        self.iteration = environment.joined_at()
         """Iterations done."""
+        if not environment.joined():
+            self._resume(folder, mirror)
+        self._held = held.pop_all()
+
+    def _resume(self, folder: Path, mirror: Optional[CheckpointMirror]) -> None:
+        store = self._store
         if store.rank == 0:
             resuming.bring_back(folder, mirror)
             for line in resuming.check_saved(folder, mirror):
                 print(f"warning: {line}", flush=True)
         if resuming.from_worker_0(store, latest(folder)):
-            manifest, warnings = resuming.resume(folder, store, net, self._check, second=mirror)
+            manifest, warnings = resuming.resume(folder, store, self._net, self._check, second=mirror)
             self.iteration = manifest["iteration"]
             if store.rank == 0:
                 lines = [*(f"warning: {line}" for line in warnings), f"resumed from {folder / str(self.iteration)}"]
                 print("\n".join(lines), flush=True)
-        self._held = held.pop_all()
 
     def step(self) -> None:
         """After each ``trainer.step``. Every now and then collective."""
         self.iteration += 1
         self._writer.advance(self.iteration)
-        if self.iteration % self._every == 0:
+        if self.iteration % self._every == 0 and not environment.joined():
             self._writer.begin({})
 
     def close(self) -> None:

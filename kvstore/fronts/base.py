@@ -269,6 +269,15 @@ class FrontEnd(Generic[L]):
         self.wait()
         return self.session.weights_holder.exporting()
 
+    def go_on_after(self, export: Export) -> None:
+        """Wait until no later push of any worker can be in it. Collective, after one or all have called `exporting`.
+
+        In a synchronous job none can: its round needs the worker that asks.
+        """
+        if self.session.method.asynchronous:
+            export.settle()
+            self.session.transport.total(np.zeros(1))
+
     @property
     def state_is_shared(self) -> bool:
         """Whether each worker keeps a part of the global optimizer's state, so that all have to call `server_state`."""

@@ -151,6 +151,9 @@ class Export:
     def __init__(self, state: State) -> None:
         self._state = state
 
+    def settle(self) -> None:
+        """Wait until no later push can be in it."""
+
     def fetch(self) -> None:
         """Bring the next piece, if there is one. Waits; not beside another call to the transport."""
 

@@ -90,6 +90,9 @@ class _Answers(Answers):
         self._answers: List[bytearray] = []
         self.left = 1
 
+    def settle(self) -> None:
+        self.fetch()  # servers answer when they have laid it aside
+
     def fetch(self) -> None:
         if self.left:
             with deadlines.waiting_for(self._what, self._timeout_s):

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 import numpy as np
 
 from kvstore.fronts.gluon.store import Store
+from kvstore.job import environment
 from kvstore.job.pulse import pulse
 from odsgd.config.train import TrainConfig
 from odsgd.training.checkpoint import resuming
@@ -86,7 +87,7 @@ class Evaluator:
             self._take_over()
             with self._store.global_weights():
                 sums = Sums() if self._run_log.silent else test(self._batches(), self._compute)
-            if not self._config.asynchronous:
+            if not self._config.asynchronous or environment.joined():  # nobody sums up with a joiner
                 return as_metrics(sums)
             told = sum_over_workers(self._store, sums)
             if told.examples:

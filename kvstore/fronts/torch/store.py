@@ -21,7 +21,7 @@ from kvstore.fronts.base import FrontEnd, Snapshot
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement
 from kvstore.messages.buckets import Parameter
-from kvstore.messages.seam import Saved, Transport
+from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
@@ -307,7 +307,9 @@ class TorchStore(FrontEnd[TensorLane]):
     def state(self) -> Dict[str, Optional[Saved]]:
         """What this worker and, on worker 0, the servers know: arrays by name, and JSON. Collective; waits."""
         worker = self.worker_state()
-        return {"worker": worker, "servers": self.server_state() if self.rank == 0 or self.state_is_shared else None}
+        servers = self.server_state() if self.rank == 0 or self.state_is_shared else None
+        self.go_on_after(Export({}))
+        return {"worker": worker, "servers": servers}
 
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""

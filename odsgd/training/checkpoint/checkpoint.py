@@ -85,6 +85,7 @@ class UnfinishedCheckpoint:
         with store.global_weights():
             shared = weights.copied(net) if self._leads else {}
         export = store.exporting() if self._leads or store.state_is_shared else Export({})
+        store.go_on_after(export)
         self._export, self._arrived = export, threading.Event()
         self._each = -(-export.left // FETCHED_WITHIN)
         self._fetch(0)

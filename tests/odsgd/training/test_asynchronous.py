@@ -1,7 +1,10 @@
 """Runs of the asynchronous stores: workers as threads whose exchanges arrive in a scripted order, so runs repeat."""
+import contextlib
 import dataclasses
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
@@ -12,6 +15,7 @@ from kvstore.transports.in_process import Stage
 from odsgd.config.train import TrainConfig
 from odsgd.training import loop
 from odsgd.training.checkpoint import checkpoint
+from odsgd.training.evaluation import Evaluator
 from odsgd.training.stability import Steps, warnings_about
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny
 
@@ -252,3 +256,12 @@ def test_asynchrony_adds_momentum_to_that_of_the_optimizer() -> None:
 def test_nothing_is_said_of_one_worker_of_synchronous_stores_and_of_optimizers_with_another_scale(
         workers: int, options: Dict[str, Any]) -> None:
     assert warnings_about(TrainConfig(**options), workers) == []
+
+
+def test_a_worker_that_joined_the_running_job_does_not_wait_for_who_evaluates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_JOINED", "1")
+    store: Any = SimpleNamespace(global_weights=contextlib.nullcontext)
+    run_log: Any = SimpleNamespace(silent=True)
+    config = tiny(Path(), kvstore="asgd")
+    evaluator = Evaluator(config, store, lambda: iter([]), lambda xs, ys: [], run_log, lambda: None, None)
+    assert math.isnan(evaluator.evaluate()["test_loss"])

@@ -5,7 +5,7 @@ import shutil
 import socket
 import struct
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, RoundTimeoutError
 from kvstore.state.npz import read_npz
+from kvstore.transports.in_process import Stage
 from odsgd.training.checkpoint import checkpoint, manifests, resuming, weights
 from odsgd.training.checkpoint.mirror import CheckpointMirror
+from tests.jobs import train_once
 
 Trained = Tuple[Any, Any, Callable[[], None]]
 
@@ -335,3 +337,26 @@ def test_another_file_is_told_in_one_line(tmp_path: Path, make: Any, said: str) 
     with pytest.raises(ConfigError) as caught:
         weights.read(path)
     assert str(caught.value).startswith(f"`{path}`: expected a file of named weights") and said in str(caught.value)
+
+
+@pytest.mark.parametrize("method, then", [("asgd", ["exporting", "sum"]), ("ssgd", ["sum", "exporting"])])
+def test_workers_of_an_asynchronous_job_meet_when_the_servers_have_laid_their_state_aside(
+        tmp_path: Path, method: str, then: List[str]) -> None:
+    """Else the next push of one that is fast would be in it, and come again after a resume."""
+    def run(transport: Any) -> List[str]:
+        net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
+        net.initialize()
+        store = kvstore.create(method, transport=transport, timeout_s=60.0)
+        train_once(net, store)
+        calls: List[str] = []
+
+        def noting(name: str, call: Any) -> Any:
+            return lambda *arguments: [calls.append(name), call(*arguments)][1]
+
+        store.exporting = noting("exporting", store.exporting)
+        transport.total = noting("sum", transport.total)
+        unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {}, 3)
+        began, _ = list(calls), unfinished.finish()
+        return began
+
+    assert Stage(2, timeout_s=60.0).run(run)[0][-2:] == then

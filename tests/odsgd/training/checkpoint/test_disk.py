@@ -1,4 +1,5 @@
 """The folder of a run belongs to one job at a time, and what is removed in it stays away."""
+import contextlib
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, RoundTimeoutError
 from odsgd import checkpoint
 from odsgd.training.checkpoint import disk
-from tests.jobs import ROOT, environment
+from tests.jobs import ROOT, environment, train_once
 
 HOLD = """
 import sys
@@ -83,6 +84,19 @@ def test_the_checkpoints_of_a_script_have_their_folder_until_they_are_closed(tmp
     with holding(tmp_path) as other:
         assert other.poll() is None
         other.kill()
+
+
+def test_a_worker_that_joined_the_running_job_has_no_part_in_checkpoints(tmp_path: Path,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_JOINED", "1")
+    monkeypatch.setenv("ODSGD_JOINED_AT", "7")
+    net, store = mx.gluon.nn.Dense(1, in_units=1), kvstore.create("local")
+    net.initialize()
+    train_once(net, store)
+    with contextlib.closing(checkpoint.keep(store, net, tmp_path, every=1)) as keeper:
+        for _ in range(3):
+            keeper.step()
+    assert keeper.iteration == 10 and [path.name for path in tmp_path.iterdir()] == [disk.LOCK]
 
 
 def test_the_workers_of_a_job_share_it_and_those_of_another_do_not(tmp_path: Path) -> None:
