@@ -85,6 +85,8 @@ class Learner(Asynchronous):
     def wait(self) -> None:
         super().wait()
         self.asked = deque(Pending(one.result().copy()) for one in self.asked)  # an evaluation fetches into the same
+        for copy in self.asked:
+            copy.wait()
 
 
 def mean(shares: Sequence[Any], deltas: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,5 +1,8 @@
 """Decoupled DiLoCo: a path worked out by hand, what it is where its freedoms are taken, and rounds that repeat."""
 import json
+import queue
+import threading
+from collections import deque
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -7,10 +10,12 @@ import numpy as np
 import pytest
 
 import kvstore
+from kvstore.engine import engine
 from kvstore.errors import ConfigError, DivergedError
 from kvstore.messages.header import Header
+from kvstore.messages.seam import Pending
 from kvstore.methods.contract import Update
-from kvstore.methods.decoupled import Decoupled, Syncer, mean, rda
+from kvstore.methods.decoupled import Decoupled, Learner, Syncer, mean, rda
 from kvstore.methods.quorum import planned
 from kvstore.transports.in_process import Stage
 from tests.kvstore.methods.test_diloco import drawn, walk
@@ -150,6 +155,17 @@ def test_a_round_that_is_not_finite_is_left_out() -> None:
     np.testing.assert_array_equal(ways[1][0][3], ONES)  # the global weights, without what it had found
     with pytest.raises(DivergedError, match="worker 1"):
         walk("decoupled", 2, 4, spoiled, ONES, **options)
+
+
+def test_a_worker_that_waits_waits_for_what_it_has_asked_for() -> None:
+    learner, answer, over = Learner.__new__(Learner), engine.zeros(5), threading.Event()
+    begun: queue.Queue[engine.Done] = queue.Queue()
+    engine.push_async(begun.put, [], [answer])
+    learner.last_exchange, learner.asked = Pending(engine.zeros(5)), deque([Pending(answer)])
+    threading.Thread(target=lambda: (learner.wait(), over.set()), daemon=True).start()
+    assert not over.wait(0.2)
+    begun.get()()
+    assert over.wait(60)
 
 
 @pytest.mark.parametrize("given, says", [
