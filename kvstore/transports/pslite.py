@@ -4,6 +4,7 @@ One `Connection` per process carries every store: MXNet gives a process one plac
 must not meet.
 """
 import collections
+import itertools
 import os
 import random
 import time
@@ -102,11 +103,11 @@ class Connection(Joined):
     def answers(self, name: str, timeout_s: float) -> Answers:
         return ServerAnswers(self, name, timeout_s)
 
-    def ask(self, name: str, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
+    def ask(self, name: str, number: int, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
         """One piece from each server; once more, if another worker's question came between."""
         with deadlines.waiting_for(f"the servers' answer to `{name}`", timeout_s):
             while True:
-                self.command(name, {"chunk": chunk}, timeout_s)
+                self.command(name, {"number": number, "chunk": chunk}, timeout_s)
                 found = [read_piece(array) for array in self._pull_answers()]
                 if all(piece[:2] == (self.worker_rank, chunk) for piece in found):
                     return found
@@ -138,8 +139,11 @@ class Connection(Joined):
 class ServerAnswers(Answers):
     """What each server answers to a command, as it was at the first piece."""
 
+    _numbers = itertools.count()  # several may be under way
+
     def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
         self._connection, self._name, self._chunk, self._timeout_s = connection, name, 0, timeout_s
+        self._number = next(self._numbers)
         self._answers = [bytearray() for _ in range(connection.num_servers)]
         self.left = 1
         self.fetch()
@@ -147,13 +151,13 @@ class ServerAnswers(Answers):
     def fetch(self) -> None:
         if not self.left:
             return
-        found = self._connection.ask(self._name, self._chunk, self._timeout_s)
+        found = self._connection.ask(self._name, self._number, self._chunk, self._timeout_s)
         self._chunk += 1
         for answer, (_, _, length, piece) in zip(self._answers, found):
             answer += piece[:length - len(answer)]
         self.left = max(map(pieces, (piece[2] for piece in found))) - self._chunk
-        if not self.left and self._chunk > 1:  # what fits into one piece may stay with the servers
-            self._connection.command("taken", {"answer": self._name}, self._timeout_s)
+        if not self.left:
+            self._connection.command("taken", {"number": self._number}, self._timeout_s)
 
 
 class ParameterServer(ParameterServers):

@@ -70,7 +70,7 @@ class Server:
         self._timeout_s = DEFAULT_TIMEOUT_S
         self._answer_key = -1
         self._answer_array: Optional[NDArray] = None
-        self._outgoing: Dict[Tuple[int, str], bytes] = {}  # by who asked, and for what
+        self._outgoing: Dict[Tuple[int, int], bytes] = {}  # by who asked, and the number of its question
         self._hub: Optional[Hub] = None  # where a store takes direct connections
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class Server:
                 self._taken_up(sender)
             return self._answer(sender, name, **payload)
         elif name == "taken":
-            self._outgoing.pop((sender, payload["answer"]), None)
+            del self._outgoing[sender, payload["number"]]
         elif name == "close":
             self._close(sender, payload["buckets"])
         else:
@@ -231,15 +231,15 @@ class Server:
         answer: bytes = getattr(self._shard, name)()
         return answer
 
-    def _answer(self, sender: int, name: str, chunk: int) -> bytes:
+    def _answer(self, sender: int, name: str, number: int, chunk: int) -> bytes:
         """Write piece number `chunk` of the answer to command `name` into the answer array.
 
-        The answer is the one of piece 0. If it takes several pieces, it stays here until the worker has `taken` it.
+        The answer is the one of piece 0. It stays here until the worker has `taken` it.
         """
         assert self._shard is not None and self._answer_array is not None
         if chunk == 0:
-            self._outgoing[sender, name] = self._answer_to(name)
-        self._answer_array[:] = pack_piece(sender, chunk, self._outgoing[sender, name])
+            self._outgoing[sender, number] = self._answer_to(name)
+        self._answer_array[:] = pack_piece(sender, chunk, self._outgoing[sender, number])
         self._answer_array.wait_to_read()
         return b""
 

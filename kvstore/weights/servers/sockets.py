@@ -93,7 +93,7 @@ class SocketServer(Server):
     def _begin(self, **_: List[int]) -> None:
         """Nothing is left to do."""
 
-    def _answer(self, sender: int, name: str, chunk: int = 0) -> bytes:
+    def _answer(self, sender: int, name: str, number: int = 0, chunk: int = 0) -> bytes:
         return self._answer_to(name)
 
 

@@ -109,6 +109,18 @@ def test_a_server_keeps_no_state_that_a_worker_has_taken() -> None:
     assert sum(array.nbytes for array in export.state()[BUCKET][0].values()) >= 2 * 4 * SIZE
 
 
+def test_a_worker_may_ask_for_a_state_while_an_earlier_one_is_still_on_its_way() -> None:
+    job = Job()
+    job.open()
+    job.push()
+    place = Place(job)
+    early = ServerAnswers(place, "export", 600.0)
+    job.push(versions=1)
+    late = ServerAnswers(place, "export", 600.0).read()
+    assert [state[BUCKET][1]["optimizer"]["count"] for state in (early.read(), late)] == [1, 2]
+    assert not job.server._outgoing
+
+
 def test_what_a_worker_has_closed_is_open_again_for_who_joins_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(num_workers=2)
     monkeypatch.setattr(job.server, "_answer", lambda *_, **__: b"")
