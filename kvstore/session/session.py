@@ -19,6 +19,7 @@ from kvstore.job.environment import joined_at, lost_workers
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, in_fragments
 from kvstore.messages.finite import finite, names, skips
+from kvstore.messages.header import SUM_SIZES
 from kvstore.messages.seam import GlobalWeights, Pending, Servers, Setup, Transport, kind_of
 from kvstore.methods import fit
 from kvstore.methods.common import Options
@@ -363,9 +364,14 @@ class Session:
         return not self.transport.joins and mine == next(others)
 
     def mean(self, array: np.ndarray) -> np.ndarray:
-        """The mean over the workers that take part; one may be lost between two sums, not within one. Waits."""
-        counted = self.transport.total(np.append(array.reshape(-1), np.float32(1)))
-        return np.asarray(counted[:-1] / counted[-1]).reshape(array.shape)
+        """The mean over the workers that take part. Waits.
+
+        One may be lost between two pieces of a sum. They have whole blocks, so each block begins with a count.
+        """
+        flat, block = array.reshape(-1), min(SUM_SIZES)
+        counted = self.transport.total(np.insert(flat, range(0, flat.size, block - 1), 1))
+        counts = np.repeat(counted[::block], block - 1)[:flat.size]
+        return np.asarray(np.delete(counted, slice(None, None, block)) / counts).reshape(array.shape)
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone."""
