@@ -22,20 +22,21 @@ class CollectiveSum:
 
     def __init__(self, num_workers: int) -> None:
         self._all_workers = set(range(num_workers))
-        self._round = 0
+        self._round = self._first_open = 0
         self._added: Set[int] = set()
 
     def receive(self, pushed: NDArray, stored: NDArray) -> None:
         """Add the worker's part; a FETCH adds nothing. Then write the round, or NOT_YET, into `stored`."""
         part, total = engine.memory(pushed), engine.memory(stored)
         round_id, worker_rank = int(part[-HEADER]), int(part[-1])
-        if worker_rank != FETCH and round_id >= self._round:  # a worker given up may still speak, of an older round
+        if worker_rank != FETCH and round_id >= self._first_open:  # a worker given up may still speak, of an older one
             if round_id != self._round:
                 self._round, self._added = round_id, set()
                 total[:] = 0
             total[:-HEADER] += part[:-HEADER]
             self._added.add(worker_rank)
         complete = self._added >= self._all_workers or self._added >= self._all_workers - environment.lost_workers()
+        self._first_open = self._round + complete
         total[-HEADER] = self._round if complete else NOT_YET
 
 

@@ -1,0 +1,25 @@
+"""Sums over the workers on a server of ps-lite, in an asynchronous job."""
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore.engine import engine
+from kvstore.messages.header import FETCH, HEADER, NOT_YET, sum_message
+from kvstore.weights.servers.sums import CollectiveSum
+
+
+def test_a_sum_that_has_been_told_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums, stored = CollectiveSum(2), engine.zeros(1 + HEADER)
+
+    def told(rank: int, *part: float) -> "tuple[float, float]":
+        """The first number and the round of what is answered."""
+        pushed = sum_message(np.array(part, np.float32), 1, 1, rank)
+        sums.receive(engine.array(pushed), stored)
+        return float(engine.memory(stored)[0]), float(engine.memory(stored)[-HEADER])
+
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+    assert told(0, 5) == (5, NOT_YET)
+    (tmp_path / "lost").write_text("1\n")
+    assert told(FETCH) == (5, 1)
+    assert told(1, 7) == (5, 1)  # it was given up and lives
