@@ -43,19 +43,16 @@ class QuorumRule(AsyncRule):
     def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:
         self.pushes.append(grad.copy())
         self.members.append([header.worker_rank, header.lr])
-        self._close(w, self._present())
+        self._close(w, self.num_workers)
         return float(self.options.lr_outer / header.lr)
 
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
         if worker_rank in self._pushed_ranks() or not self._answers(worker_rank):
-            self._close(w, min(self.options.quorum, self._present()))
+            self._close(w, self.options.quorum)
             if not self._answers(worker_rank):
                 return False
         self.log[self.version][1].append(worker_rank)
         return True
-
-    def _present(self) -> int:
-        return self.num_workers - len(absent_workers())
 
     def _pushed_ranks(self) -> List[int]:
         return [rank for rank, _ in self.members]
@@ -67,13 +64,15 @@ class QuorumRule(AsyncRule):
         return self.options.quorum < self.num_workers or worker_rank not in self._pushed_ranks()
 
     def _close(self, w: np.ndarray, at_least: int) -> None:
-        """Close the round if this many workers are in it; by a plan, if it is the next one there."""
+        """Close the round if so many workers are in it, or all that are left; by a plan, if it is the next there."""
         ranks = self._pushed_ranks()
         if self.version < len(self._plan) and len(self.log[self.version][1]) < len(self._plan[self.version][1]):
             return
         if self.version + 1 < len(self._plan):
             at_least, ranks = 0, self._plan[self.version + 1][0]
-        if not ranks or len(set(ranks)) < at_least or Counter(ranks) - Counter(self._pushed_ranks()):
+        if not ranks or Counter(ranks) - Counter(self._pushed_ranks()):
+            return
+        if len(set(ranks)) < at_least and set(range(self.num_workers)) - set(ranks) - absent_workers():
             return
         left: List[Any] = []
         closed: List[Any] = []

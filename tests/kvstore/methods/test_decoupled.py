@@ -115,6 +115,14 @@ def test_only_a_quorum_of_all_is_waited_for_and_the_lost_are_not(
     assert not whole.end_round(0, w)
     sends(whole, 1, 1, w)
     assert whole.end_round(0, w) and whole.version == 1
+    left = syncer(3, quorum=3)
+    sends(left, 2, 1, w)
+    (tmp_path / "lost").write_text("2\n")
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+    sends(left, 0, 1, w)
+    assert not left.end_round(0, w)  # worker 1 is there, too
+    sends(left, 1, 1, w)
+    assert left.end_round(0, w) and left.log == [[[], []], [[0, 1, 2], [0]]]
 
 
 @pytest.mark.parametrize("merge", ["rda", "mean"])
