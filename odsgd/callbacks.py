@@ -16,8 +16,6 @@ import importlib
 import os
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
-import numpy as np
-
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
@@ -104,7 +102,7 @@ def global_weights(module: Any) -> Iterator[Tuple[Dict[str, Any], Dict[str, Any]
     with store.global_weights():
         module._params_dirty = True  # else it gives what it has read earlier
         arguments, statistics = module.get_params()
-        yield arguments, {name: mx.nd.array(store.allreduce(array) / np.float32(store.num_workers))
+        yield arguments, {name: mx.nd.array(store.session.mean(array.asnumpy()))
                           for name, array in sorted(statistics.items())}
     module._params_dirty = True
 

@@ -52,11 +52,15 @@ def test_an_estimators_handler_saves_and_evaluates_the_global_weights(tmp_path: 
     assert len(seen) == 2 * EPOCHS and all(np.array_equal(weights, shared) for weights in seen[-2:])
 
 
+def with_statistics() -> Any:
+    normalised = mx.sym.BatchNorm(mx.sym.Variable("data"), name="norm")
+    symbol = mx.sym.FullyConnected(normalised, num_hidden=3, name="last")
+    return mx.mod.Module(mx.sym.SoftmaxOutput(symbol, name="softmax"))
+
+
 def test_a_modules_callback_saves_the_global_weights_and_the_mean_of_the_statistics(tmp_path: Path) -> None:
     def train(transport: InProcess) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-        normalised = mx.sym.BatchNorm(mx.sym.Variable("data"), name="norm")
-        symbol = mx.sym.FullyConnected(normalised, num_hidden=3, name="last")
-        module = mx.mod.Module(mx.sym.SoftmaxOutput(symbol, name="softmax"))
+        module = with_statistics()
         store = kvstore.create("odsgd", transport=transport, warmup=0)
         images, labels = data(transport.worker_rank)
         module.fit(mx.io.NDArrayIter(images, labels, batch_size=4), num_epoch=EPOCHS, kvstore=store,
@@ -76,6 +80,28 @@ def test_a_modules_callback_saves_the_global_weights_and_the_mean_of_the_statist
     assert np.array_equal(arguments["last_weight"].asnumpy(), shared)
     np.testing.assert_allclose(statistics["norm_moving_mean"].asnumpy(), (first + second) / 2, rtol=1e-6)
     assert not np.array_equal(first, second)
+
+
+class Losing(Stage):
+    lost = False  # one worker, which is no part of sums any more
+
+    def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
+        return array if self.lost else super().total(worker_rank, array)
+
+
+def test_when_a_worker_is_lost_the_statistics_are_the_mean_of_those_that_are_left() -> None:
+    def train(transport: InProcess) -> None:
+        module, store = with_statistics(), kvstore.create("asgd", transport=transport)
+        module.fit(mx.io.NDArrayIter(*data(transport.worker_rank), batch_size=4), num_epoch=1, kvstore=store)
+        store.barrier()
+        if transport.worker_rank == 0:
+            own = module.get_params()[1]["norm_moving_mean"].asnumpy()
+            stage.lost = True
+            with callbacks.global_weights(module) as (_, statistics):
+                np.testing.assert_array_equal(statistics["norm_moving_mean"].asnumpy(), own)
+
+    stage = Losing(2)
+    stage.run(train)
 
 
 def export(net: Any, file: str) -> None:
