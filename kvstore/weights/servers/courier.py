@@ -61,7 +61,7 @@ class Courier:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except OSError as error:
+        except ConnectionError as error:  # another OSError is this process's own
             self._disconnected(str(error))
         except BaseException:
             ending.die(traceback.format_exc(), EXIT_FAILURE)
@@ -70,7 +70,10 @@ class Courier:
         while True:
             parts: List[Any] = [*self._outgoing.get()]
             while parts:
-                sent = self._connection.sendmsg(parts)
+                try:
+                    sent = self._connection.sendmsg(parts)
+                except OSError as error:
+                    raise ConnectionError(error) from None
                 while parts and sent >= len(parts[0]):
                     sent -= len(parts.pop(0))
                 if parts:
@@ -93,7 +96,10 @@ class Courier:
         """Fill `room`; False if the connection ends before the first byte."""
         filled = 0
         while filled < len(room):
-            count = self._connection.recv_into(room[filled:], 0, socket.MSG_WAITALL)
+            try:
+                count = self._connection.recv_into(room[filled:], 0, socket.MSG_WAITALL)
+            except OSError as error:
+                raise ConnectionError(error) from None
             if not count:
                 if filled:
                     raise ConnectionError("it closed the connection in the middle of a message")

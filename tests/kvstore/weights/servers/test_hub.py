@@ -1,5 +1,6 @@
 """A hub and its couriers on loopback: who may speak, what arrives, and what is said of what cannot be."""
 import contextlib
+import errno
 import os
 import queue
 import socket
@@ -222,6 +223,19 @@ def test_a_lost_connection_is_told(hub: Hub) -> None:
     client = Client(hub, 0)
     client.connection.shutdown(socket.SHUT_RDWR)
     assert client.disconnected.get(timeout=PATIENCE_S) == "it closed the connection"
+
+
+class WithoutDescriptors(Client):
+    def _arrived(self, key: int, header: np.ndarray, message: np.ndarray) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_an_error_of_a_processs_own_is_no_lost_connection(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.open({KEY: SIZE}, TrafficSettings(codec="float16"))
+    client = WithoutDescriptors(hub, 0)
+    monkeypatch.setattr(ending, "die", lambda message, *_: client.disconnected.put(message))
+    client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
+    assert client.disconnected.get(timeout=PATIENCE_S).startswith("Traceback")
 
 
 def test_messages_that_cannot_be() -> None:
