@@ -11,6 +11,7 @@ commands and updates take place one at a time.
 import collections
 import contextlib
 import ctypes
+import math
 import threading
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
@@ -126,9 +127,12 @@ class Server:
         self._heard()
 
     def _heard(self) -> None:
-        """A worker is alive. A server that hears nothing for longer than workers wait has no use."""
-        deadlines.begin("silence", self._timeout_s, f"no worker has said anything for {self._timeout_s:g} s; they "
-                        "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
+        """A worker is alive. A server that hears nothing for longer than workers wait has no use; where there is our
+        launcher, it knows who is alive, and workers may compute for long between two rounds.
+        """
+        patience_s = math.inf if environment.launched() else self._timeout_s
+        deadlines.begin("silence", patience_s, f"no worker has said anything for {self._timeout_s:g} s; they have "
+                        "ended without leaving, or `timeout_s` is shorter than an evaluation or the steps of a round")
 
     def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, trace_folder: Optional[str],
                **special_keys: List[int]) -> None:

@@ -1,5 +1,6 @@
 """A server's commands, in the place of MXNet's loop: what it keeps and for how long, and who waits for whom."""
 import dataclasses
+import math
 import os
 import threading
 from pathlib import Path
@@ -81,6 +82,12 @@ def test_a_server_waits_as_long_as_the_most_patient_store(first_s: float, second
     job.open(BUCKET, timeout_s=first_s)
     job.open(8, timeout_s=second_s)
     assert job.patience_s() == pytest.approx(longest_s)
+
+
+def test_under_our_launcher_workers_may_compute_for_as_long_as_they_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.devnull, "w") as told:
+        monkeypatch.setenv("ODSGD_REPORT_FD", str(told.fileno()))
+        assert Job(10.0).patience_s() == math.inf
 
 
 class Place(Connection):
