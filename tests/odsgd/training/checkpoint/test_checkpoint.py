@@ -353,7 +353,7 @@ def test_workers_of_an_asynchronous_job_meet_when_the_servers_have_laid_their_st
         def noting(name: str, call: Any) -> Any:
             return lambda *arguments: [calls.append(name), call(*arguments)][1]
 
-        store.exporting = noting("exporting", store.exporting)
+        vars(store)["exporting"] = noting("exporting", store.exporting)
         transport.total = noting("sum", transport.total)
         unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {}, 3)
         began, _ = list(calls), unfinished.finish()
