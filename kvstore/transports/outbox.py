@@ -38,7 +38,7 @@ class Outbox:
 
     def _courier(self, server_rank: int, address: str, worker_rank: int, timeout_s: float) -> Courier:
         try:
-            connection = courier.call_again(address, worker_rank, timeout_s)
+            connection = courier.call_again(address, worker_rank, timeout_s, joined=environment.joined())
         except OSError as error:
             raise KVStoreError(f"no connection to server {server_rank}, which listens at {address}: {error}; "
                                "open its host's ports, or see what it ended with") from None

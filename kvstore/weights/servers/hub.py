@@ -50,6 +50,7 @@ class Hub:
         self._buckets: Dict[int, DirectBucket] = {}  # from their first weights on
         self._connections: Dict[int, socket.socket] = {}  # by worker rank: of who has it now
         self._couriers: Dict[int, Courier] = {}  # by worker rank
+        self._joined: Dict[int, int] = {}  # by worker rank: `environment.joined` of who has it now
         self._listener = courier.listen()
         at = self._listener.getsockname()
         self.address = at if isinstance(at, str) else "{}:{}".format(*at[:2])
@@ -72,13 +73,16 @@ class Hub:
             for known in (self._arrays, self._buckets, self._waiting_fetches):
                 known.pop(key, None)
 
-    def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
-        if rank in self._couriers:
-            environment.all_lost({rank})
+    def _called(self, connection: socket.socket, rank: int, said: Dict[str, Any]) -> None:
         with self._lock:  # nothing arrives before its way back is known
-            if rank in self._couriers and rank in environment.lost_workers():  # another one has joined in its place
+            before, joined = self._joined.get(rank, -1), said.get("joined", 0)
+            if joined < before:  # given up before its call came
+                connection.close()
+                return
+            self._joined[rank] = joined
+            if joined > before >= 0:  # it joins in the place of a lost one, though this host may not have heard of that
                 self._forget_worker(rank)
-            elif rank in self._couriers or rank >= self._num_workers:
+            elif joined == before or rank >= self._num_workers:
                 ending.die(f"a worker has called as worker {rank}, which is here already or not one of the job's "
                            f"{self._num_workers}; ODSGD_WORKER_RANK must be another number for each", EXIT_FAILURE)
             self._connections[rank] = connection

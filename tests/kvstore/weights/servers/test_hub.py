@@ -5,7 +5,6 @@ import os
 import queue
 import socket
 import threading
-from pathlib import Path
 from typing import Any, List, Tuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from kvstore._version import VERSION
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ProtocolError
-from kvstore.job import commands, ending, environment
+from kvstore.job import commands, ending
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.codecs import codec
 from kvstore.messages.coded import CodedAnswer, CodedPush, DirectBucket
@@ -40,10 +39,10 @@ def job(monkeypatch: pytest.MonkeyPatch) -> None:
 class Client:
     """A worker's courier: sends what it is told, keeps what arrives."""
 
-    def __init__(self, hub: Hub, rank: int) -> None:
+    def __init__(self, hub: Hub, rank: int, joined: int = 0) -> None:
         self.answers: queue.Queue[Tuple[List[float], np.ndarray]] = queue.Queue()
         self.disconnected: queue.Queue[str] = queue.Queue()
-        self.connection = courier.call(hub.address, rank, PATIENCE_S)
+        self.connection = courier.call(hub.address, rank, PATIENCE_S, joined=joined)
         self._courier = Courier(self.connection, self._receive, self._arrived, self.disconnected.put)
 
     def _receive(self, key: int, nbytes: int, sender_code: float) -> np.ndarray:
@@ -122,20 +121,15 @@ def test_where_servers_have_rounds_a_push_is_answered_without_weights_and_who_as
         np.testing.assert_array_equal(client.answer()[1].view(np.float32), np.full(size, 2, np.float32))
 
 
-def test_a_worker_that_was_given_up_and_still_sends_does_not_reach_who_has_joined_in_its_place(
-        hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_that_was_given_up_and_still_sends_does_not_reach_who_has_joined_in_its_place(hub: Hub) -> None:
+    """This server's host has heard neither of the loss nor of the joiner."""
     w = hub.open({KEY: SIZE}, TrafficSettings(asynchronous=True))[KEY]
     old, ones = Client(hub, 1), np.ones(SIZE, np.float32)
     old.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
     old.answer()
     before = hub._connections[1]
     room = hub._room(1, before, KEY, ones.nbytes, 2)
-    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
-    looked, read = threading.Event(), environment.lost_workers
-    monkeypatch.setattr(environment, "lost_workers", lambda: looked.set() or read())
-    joiner = Client(hub, 1)
-    assert looked.wait(60)
-    (tmp_path / "lost").write_text("1\n")  # this host hears of it later than the joiner's
+    joiner = Client(hub, 1, joined=2)
     assert old.disconnected.get(timeout=60)
     with hub._lock:  # which is held until the joiner is there
         pass
@@ -147,6 +141,8 @@ def test_a_worker_that_was_given_up_and_still_sends_does_not_reach_who_has_joine
     np.testing.assert_array_equal(joiner.answer()[1].view(np.float32), ones)
     np.testing.assert_array_equal(w, ones)
     assert joiner.answers.empty()
+    late_joiner = Client(hub, 1, joined=1)  # of whom nothing had been heard for too long
+    assert late_joiner.disconnected.get(timeout=60) and joiner.disconnected.empty()
 
 
 @pytest.mark.parametrize("secret, challenged", [("another", True), ("of this test", False)])

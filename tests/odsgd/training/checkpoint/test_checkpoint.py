@@ -346,14 +346,14 @@ def test_workers_of_an_asynchronous_job_meet_when_the_servers_have_laid_their_st
     def run(transport: Any) -> List[str]:
         net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
         net.initialize()
-        store = kvstore.create(method, transport=transport, timeout_s=60.0)
+        store: Any = kvstore.create(method, transport=transport, timeout_s=60.0)
         train_once(net, store)
         calls: List[str] = []
 
         def noting(name: str, call: Any) -> Any:
             return lambda *arguments: [calls.append(name), call(*arguments)][1]
 
-        vars(store)["exporting"] = noting("exporting", store.exporting)
+        store.exporting = noting("exporting", store.exporting)
         transport.total = noting("sum", transport.total)
         unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {}, 3)
         began, _ = list(calls), unfinished.finish()
