@@ -73,7 +73,7 @@ class CheckpointKeeper:
                 print(f"warning: {line}", flush=True)
         if resuming.from_worker_0(store, latest(folder)):
             manifest, warnings = resuming.resume(folder, store, self._net, self._check, second=mirror)
-            self.iteration = manifest["iteration"]
+            self.iteration = self._writer.whole = manifest["iteration"]
             if store.rank == 0:
                 lines = [*(f"warning: {line}" for line in warnings), f"resumed from {folder / str(self.iteration)}"]
                 print("\n".join(lines), flush=True)

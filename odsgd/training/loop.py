@@ -309,6 +309,7 @@ class Training:
                                              self.schedule.batches_per_epoch)
         if manifest is None:
             return {}, warnings
+        self.checkpoints.whole = manifest["iteration"]
         self.schedule.progress = EpochProgress(*manifest.get("course") or ())
         if manifest["num_workers"] != self.store.num_workers:
             warnings.append(self._divide_anew(manifest))

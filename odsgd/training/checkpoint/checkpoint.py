@@ -61,7 +61,9 @@ class UnfinishedCheckpoint:
 
     @pulse.doing("checkpoint")
     def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
-                 frozen: Collection[str] = (), second: Optional[CheckpointMirror] = None) -> None:
+                 frozen: Collection[str] = (), second: Optional[CheckpointMirror] = None, whole: int = 0) -> None:
+        self.whole = whole
+        """The last checkpoint that is sure to have the parts of all workers, which all of them keep; 0: none."""
         self._root, self._store, self._keep, self._second = root, store, keep, second
         self._copies: List[futures.Future[None]] = []
         self.iteration = store.iteration
@@ -139,18 +141,20 @@ class UnfinishedCheckpoint:
             raise self._error
         self._files.update(_gather_digests(store, self._files[manifests.worker_file(store.rank)]))
         if self._leads:
-            manifests.write_manifest(self._folder, {**self._facts, "files": self._files})
-            if manifests.is_whole({**self._facts, "files": self._files}):
+            manifest = {**self._facts, "files": self._files}
+            manifests.write_manifest(self._folder, manifest)
+            if manifests.is_whole(manifest):
+                self.whole = self.iteration
                 report("saved", iteration=self.iteration)
         uncopied = [] if self._second is None else self._uncopied()
-        kept = _from_leader(store, lambda: _worth_keeping(self._root, self._keep))
+        kept, self.whole = _from_leader(store, lambda: (_worth_keeping(self._root, self._keep, self.whole), self.whole))
         _retire(self._root, kept, self.iteration)
         if not self._leads or self._second is None:
             return uncopied
         earlier = self._second.failures()
         if not uncopied:
             self._second.aside(functools.partial(self._second.put, self._folder / manifests.MANIFEST, self.iteration))
-            self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration))
+            self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration, self.whole))
         return [*earlier, *uncopied]
 
     def _uncopied(self) -> List[str]:
@@ -176,12 +180,14 @@ class CheckpointWriter:
         self._folder, self._store, self._net, self._keep, self._warn = folder, store, net, keep, warn
         self._mirror, self._frozen = mirror, frozen
         self._unfinished: Optional[UnfinishedCheckpoint] = None
+        self.whole = 0
+        """The last checkpoint that can be resumed, or the one that the run goes on from; 0: none."""
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Copy the state of this iteration. Its files are written while the training goes on, and count later."""
         self.finish()
         self._unfinished = UnfinishedCheckpoint(self._folder, self._store, self._net, facts, self._keep, self._frozen,
-                                                self._mirror)
+                                                self._mirror, self.whole)
 
     def advance(self, iteration: int) -> None:
         """After each iteration: fetch some more, or make the checkpoint count if it is time."""
@@ -194,6 +200,7 @@ class CheckpointWriter:
             unfinished, self._unfinished = self._unfinished, None
             for line in unfinished.finish():
                 self._warn(line)
+            self.whole = unfinished.whole
 
     def close(self) -> None:
         """Wait until the last checkpoint is complete, and in the second place, if there is one."""
@@ -209,8 +216,11 @@ def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]
         write_npz(file, arrays, meta)
 
 
-def _worth_keeping(root: Path, keep: int) -> List[int]:
-    """The last `keep` checkpoints, and the last that can be resumed: after the loss of a worker none can."""
+def _worth_keeping(root: Path, keep: int, whole: int) -> List[int]:
+    """The last `keep` checkpoints, and the last that can be resumed: after the loss of a worker none can.
+
+    That is `whole`, or a later one here. The manifest of `whole` may be lost with the host of the worker that led.
+    """
     def can_be_resumed(iteration: int) -> bool:
         try:
             return manifests.is_whole(manifests.read_manifest(root / str(iteration)))
@@ -218,7 +228,7 @@ def _worth_keeping(root: Path, keep: int) -> List[int]:
             return False
 
     iterations = manifests.complete(root)
-    return sorted({*iterations[-keep:], *list(filter(can_be_resumed, iterations))[-1:]})
+    return sorted({*iterations[-keep:], *list(filter(can_be_resumed, iterations))[-1:], whole})
 
 
 def _retire(root: Path, kept: List[int], iteration: int) -> None:
@@ -232,10 +242,14 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
             remove_folder(folder, manifests.MANIFEST)
 
 
-def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int) -> None:
-    """Remove the same from the second place, and folders there that never became a checkpoint."""
+def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int, whole: int) -> None:
+    """Remove the same from the second place, and folders there that never became a checkpoint.
+
+    If `whole` was not copied, the one before it stays.
+    """
+    before = [old for old in second.holds(manifests.MANIFEST) if old <= whole][-1:]
     for old in second.iterations():
-        if old < iteration and old not in kept:
+        if old < iteration and old not in (*kept, *before):
             second.remove(old, first=manifests.MANIFEST)
 
 

@@ -143,10 +143,10 @@ class Run:
                                                "files": files})
         self.saved = iteration  # from here on the launcher counts on it
         self.world.note(f"saved {iteration}")
-        kept = self.checkpoint._worth_keeping(root, KEEP)
+        kept = self.checkpoint._worth_keeping(root, KEEP, iteration)
         self.checkpoint._retire(root, kept, iteration)
         second.put(folder / self.manifests.MANIFEST, iteration)
-        self.checkpoint._retire_copies(second, kept, iteration)
+        self.checkpoint._retire_copies(second, kept, iteration, iteration)
 
     def _look(self) -> None:
         """A checkpoint that counts loads, here and in the second place; one that has been reported is there."""

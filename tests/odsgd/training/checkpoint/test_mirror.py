@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, List
 
+import numpy as np
 import pytest
 
 import kvstore
@@ -133,6 +134,55 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
     line = "checkpoint 1 is not in the second place: worker 1 could not copy its part: not done within 4 s"
     assert told == [[line]] * 2
     assert manifests.complete(tmp_path / "run") == [1]
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_what_can_be_resumed_outlasts_the_loss_of_worker_0_and_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                        unfinished: bool) -> None:
+    """Each worker has a disk of its own. `unfinished`: the loss falls into the next checkpoint."""
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+
+    def run(transport: Any) -> None:
+        net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
+        net.initialize()
+        store = kvstore.create("asgd", transport=transport, timeout_s=8.0)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+        writer = checkpoint.CheckpointWriter(tmp_path / f"host {store.rank}", store, net, 1, print,
+                                             CheckpointMirror(str(tmp_path / "there")))
+
+        def save() -> None:
+            with mx.autograd.record():
+                loss = net(mx.nd.ones((1, 1)))
+            loss.backward()
+            trainer.step(1)
+            writer.begin({})
+
+        save()
+        writer.close()
+        if unfinished:
+            save()
+        store.barrier()
+        if store.rank == 0:
+            return
+        (tmp_path / "lost").write_text("0\n")
+        transport.total = lambda array: np.array(array, np.float32)
+        for _ in range(2):
+            save()
+        writer.close()
+
+    Stage(2, timeout_s=8.0).run(run)
+    assert manifests.complete(tmp_path / "host 0") == [1] == manifests.complete(tmp_path / "there")[:1]
+    assert manifests.is_whole(manifests.read_manifest(tmp_path / "there" / "1"))
+    assert (tmp_path / "host 1" / "1" / "worker-1.npz").exists()
+
+
+def test_a_copy_stays_while_the_checkpoint_after_it_has_none(tmp_path: Path) -> None:
+    second, file = CheckpointMirror(str(tmp_path)), tmp_path / manifests.MANIFEST
+    file.touch()
+    for iteration in (1, 2, 4):
+        second.put(file, iteration)
+    checkpoint._retire_copies(second, [3, 4], iteration=4, whole=3)
+    assert second.iterations() == [2, 4]
 
 
 def test_a_manifest_that_is_not_copied_is_told_once(place: str, tmp_path: Path) -> None:
