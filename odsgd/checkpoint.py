@@ -68,10 +68,9 @@ class CheckpointKeeper:
     def _resume(self, folder: Path, mirror: Optional[CheckpointMirror]) -> None:
         store = self._store
         if store.rank == 0:
-            resuming.bring_back(folder, mirror)
             for line in resuming.check_saved(folder, mirror):
                 print(f"warning: {line}", flush=True)
-        if resuming.from_worker_0(store, latest(folder)):
+        if resuming.from_worker_0(store, resuming.complete(folder, mirror) if store.rank == 0 else []):
             manifest, warnings = resuming.resume(folder, store, self._net, self._check, second=mirror)
             self.iteration = self._writer.whole = manifest["iteration"]
             if store.rank == 0:

@@ -21,16 +21,13 @@ def resume(config: TrainConfig, store: Store, net: Any, folder: Path, mirror: Op
     the checkpoint's manifest, or None for a run that begins, and what to warn of.
     """
     first, again, warnings = store.rank == 0, environment.restarts() > 0, []
-    if first and (config.resume or again):
-        resuming.bring_back(folder, mirror)
-    there = manifests.complete(folder) if first else []
     if first and again:
         warnings = resuming.check_saved(folder, mirror)
-    if again and not resuming.from_worker_0(store, there):
+    if again and not resuming.from_worker_0(store, resuming.complete(folder, mirror) if first else []):
         return None, []
     if not config.resume and not again:
         if first:
-            _check_empty(config, folder, there, mirror)
+            _check_empty(config, folder, mirror)
         return None, []
     manifest, more = resuming.resume(folder, store, net,
                                      lambda manifest: _check(manifest, config, store, net, batches_per_epoch),
@@ -38,7 +35,8 @@ def resume(config: TrainConfig, store: Store, net: Any, folder: Path, mirror: Op
     return manifest, [*warnings, *more]
 
 
-def _check_empty(config: TrainConfig, folder: Path, there: List[int], mirror: Optional[CheckpointMirror]) -> None:
+def _check_empty(config: TrainConfig, folder: Path, mirror: Optional[CheckpointMirror]) -> None:
+    there = manifests.complete(folder)
     if there:
         raise ConfigError(f"`{folder.parent}` holds a run with checkpoints up to iteration {there[-1]}; go on with it "
                           "(--resume), take another --out, or remove it")

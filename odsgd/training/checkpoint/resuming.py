@@ -19,16 +19,21 @@ from odsgd.training.checkpoint import manifests, weights
 from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError
 
 
-def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
-    """On worker 0 of a job that was started again: ConfigError if the checkpoint that it had is not here.
+def complete(root: Path, second: Optional[CheckpointMirror]) -> List[int]:
+    """Iterations of the complete checkpoints here and in the second place, oldest first."""
+    return sorted({*manifests.complete(root), *([] if second is None else second.holds(manifests.MANIFEST))})
 
-    It may be older where it was brought back from a second place, to which not all may have been copied: a warning.
+
+def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
+    """On worker 0 of a job that was started again: ConfigError if the checkpoint that it had is not there.
+
+    It may be older where there is a second place, to which not all may have been copied: a warning.
     """
-    expected, found = environment.saved_iteration(), max(manifests.complete(root), default=0)
+    expected, found = environment.saved_iteration(), max(complete(root, second), default=0)
     if found >= expected:
         return []
-    here = f"the newest in `{root}` on host {socket.gethostname()} is {found}" if found else (
-        f"there is none in `{root}` on host {socket.gethostname()}")
+    where = f"in `{root}` on host {socket.gethostname()}" + (" or in the second place" if second is not None else "")
+    here = f"the newest {where} is {found}" if found else f"there is none {where}"
     if found and second is not None:
         return [f"the job has saved checkpoint {expected}, and {here}; going on from that one"]
     raise ConfigError(f"the job has saved checkpoint {expected}, and {here}, where worker 0 runs now; copy its folder "
@@ -45,12 +50,12 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
     Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
     not in `root` any more comes from the `second` place.
     """
-    there = manifests.complete(root) if store.rank == 0 else []
+    there = complete(root, second) if store.rank == 0 else []
     if store.rank == 0 and not there:
         raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
     passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
     while True:
-        offer = from_worker_0(store, _offer(root, there, check, passed) if store.rank == 0 else None)
+        offer = from_worker_0(store, _offer(root, there, check, passed, second) if store.rank == 0 else None)
         if offer["manifest"] is None:
             raise ConfigError(offer["passed"][0][1])
         manifest = offer["manifest"]
@@ -77,16 +82,6 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         passed.append((folder.name, complaints[0]))
 
 
-def bring_back(root: Path, second: Optional[CheckpointMirror]) -> None:
-    """Copy the newest checkpoint of the second place to `root`, if that has none as new, without the parts of other
-    workers."""
-    there = [] if second is None else second.holds(manifests.MANIFEST)
-    if second is None or not there or there[-1] <= max(manifests.complete(root), default=-1):
-        return
-    for name in (manifests.WEIGHTS, manifests.SERVERS, manifests.MANIFEST):
-        bring(second, root / str(there[-1]), name)
-
-
 def bring(second: CheckpointMirror, folder: Path, name: str) -> None:
     """Copy a file of a checkpoint back, if it is not in the folder."""
     if not (folder / name).exists():
@@ -95,10 +90,14 @@ def bring(second: CheckpointMirror, folder: Path, name: str) -> None:
 
 
 def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None],
-           passed: List[Tuple[str, str]]) -> Dict[str, Any]:
-    """Worker 0's next proposal: the newest manifest that is left in `there`."""
+           passed: List[Tuple[str, str]], second: Optional[CheckpointMirror]) -> Dict[str, Any]:
+    """Worker 0's next proposal: the newest manifest that is left in `there`, brought from the second place if need be,
+    without the parts of other workers."""
     while there:
         folder = root / str(there.pop())
+        if second is not None and not (folder / manifests.MANIFEST).exists():
+            for name in (manifests.WEIGHTS, manifests.SERVERS, manifests.MANIFEST):
+                bring(second, folder, name)
         try:
             manifest = manifests.read_manifest(folder)
         except manifests.DamagedError as error:

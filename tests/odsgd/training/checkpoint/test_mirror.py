@@ -3,7 +3,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -77,11 +77,16 @@ def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, t
     assert second.iterations() == [3, 4, 5, 9]
     saved = (tmp_path / "run" / "5" / manifests.WEIGHTS).read_bytes()
     shutil.rmtree(tmp_path / "run")
-    resuming.bring_back(tmp_path / "run", second)
-    manifest, warnings = resuming.resume(tmp_path / "run", kvstore.create("local"), net, lambda manifest: None,
-                                           second=second)
-    assert (manifest["iteration"], warnings) == (5, [])
+
+    def resume() -> Tuple[int, List[str]]:
+        manifest, warnings = resuming.resume(tmp_path / "run", kvstore.create("local"), net, lambda manifest: None,
+                                             second=second)
+        return manifest["iteration"], [line.partition(" (")[0] for line in warnings]
+    assert resume() == (5, [])
     assert (tmp_path / "run" / "5" / manifests.WEIGHTS).read_bytes() == saved
+    (tmp_path / "run" / "5" / manifests.SERVERS).write_text("damaged")
+    (tmp_path / "it's there" / "4" / "worker-0.npz").unlink()
+    assert resume() == (3, ["checkpoint 5 is not whole", "checkpoint 4 is not whole"])
 
 
 def test_a_checkpoint_that_is_written_once_more_counts_nowhere_meanwhile(place: str, tmp_path: Path) -> None:
