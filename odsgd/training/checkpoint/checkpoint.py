@@ -4,8 +4,8 @@ docs/reference/run-folder.md lists the files. The manifest is what makes a check
 count. Every file is written under a temporary name, flushed to disk and renamed; the manifest comes last, after every
 worker has said what its file contains. In order:
 
-    1. worker 0 takes away the manifest of an earlier attempt at this iteration, and all that the second
-       place has of it; all wait for that
+    1. worker 0 takes away the manifest of an earlier attempt at this iteration, here and in the second place; all wait
+       for that, and make no copies if it could not be done there
     2. every worker copies what it keeps; from here on they may train
     3. beside that a thread writes worker-M.npz; on worker 0 also servers.npz and weights.params
        meanwhile worker 0 fetches the servers' state of step 2, a few pieces after each iteration
@@ -73,13 +73,12 @@ class UnfinishedCheckpoint:
         self._leads = store.leads
         self._files: Dict[str, manifests.Digest] = {}
         self._error: Optional[BaseException] = None
-        if self._leads and self._folder.is_dir():  # what has this number counts no more
+        new = self._leads and not self._folder.is_dir()
+        if self._leads:  # what has this number counts no more
             remove_for_good(self._folder / manifests.MANIFEST)
-            if second is not None:
-                self._copies.append(second.later(functools.partial(second.remove, self.iteration, manifests.MANIFEST)))
-                futures.wait(self._copies, copies_within_s(store))
         self._folder.mkdir(parents=True, exist_ok=True)
         store.barrier()
+        self._uncopied = "" if second is None else _from_leader(store, lambda: "" if new else self._uncount_copy())
         writes: Dict[str, Callable[[Path], None]] = {}
         (arrays, meta), parameters = store.worker_state(), net.collect_params()
         arrays.update({f"frozen/{name}": parameters[name].list_data()[0].asnumpy() for name in frozen})
@@ -123,7 +122,7 @@ class UnfinishedCheckpoint:
 
     def _copy(self, name: str) -> None:
         """Begin to copy a file to the second place, if there is one."""
-        if self._second is not None:
+        if self._second is not None and not self._uncopied:
             put = functools.partial(self._second.put, self._folder / name, self.iteration)
             self._copies.append(self._second.later(put))
 
@@ -146,7 +145,7 @@ class UnfinishedCheckpoint:
             if manifests.is_whole(manifest):
                 self.whole = self.iteration
                 report("saved", iteration=self.iteration)
-        uncopied = [] if self._second is None else self._uncopied()
+        uncopied = self._missing_copies()
         kept, self.whole = _from_leader(store, lambda: (_worth_keeping(self._root, self._keep, self.whole), self.whole))
         _retire(self._root, kept, self.iteration)
         if not self._leads or self._second is None:
@@ -157,16 +156,27 @@ class UnfinishedCheckpoint:
             self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration, self.whole))
         return [*earlier, *uncopied]
 
-    def _uncopied(self) -> List[str]:
+    def _uncount_copy(self) -> str:
+        """Take the manifest of this number away in the second place; why it may still be there."""
+        assert self._second is not None
+        remove = functools.partial(self._second.remove_file, self.iteration, manifests.MANIFEST)
+        return self._failure([self._second.later(remove)])
+
+    def _missing_copies(self) -> List[str]:
         """Wait a while for the copies; why some are missing. Collective."""
+        line = f"checkpoint {self.iteration} is not in the second place: "
+        if self._second is None or self._uncopied:
+            return [f"{line}an earlier one could not be removed there: {self._uncopied}"] if self._uncopied else []
+        told = agreement.gather_texts(self._store.session.transport, self._failure(self._copies))
+        return [f"{line}worker {rank} could not copy its part: {why}" for rank, why in enumerate(told) if why]
+
+    def _failure(self, calls: List[futures.Future[None]]) -> str:
+        """Wait a while for them; why one is not done."""
         within_s = copies_within_s(self._store)
-        futures.wait(self._copies, within_s)
+        futures.wait(calls, within_s)
         late = f"not done within {within_s:g} s"
-        errors = [copy.exception() if copy.done() else late for copy in self._copies]
-        mine = next((str(error) for error in errors if error is not None), "")
-        told = agreement.gather_texts(self._store.session.transport, shown(mine))
-        return [f"checkpoint {self.iteration} is not in the second place: worker {rank} could not copy its part: {why}"
-                for rank, why in enumerate(told) if why]
+        errors = [call.exception() if call.done() else late for call in calls]
+        return next((shown(str(error) or repr(error)) for error in errors if error is not None), "")
 
 
 class CheckpointWriter:

@@ -20,7 +20,7 @@ from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
 from kvstore.job.aside import BackgroundThread
 from odsgd.launch.hosts.ssh import ssh
-from odsgd.training.checkpoint.disk import flush_folder, remove_folder, replacing
+from odsgd.training.checkpoint.disk import flush_folder, remove_folder, remove_for_good, replacing
 
 COPIED_WITHIN_S = 1800.0
 """One file; a host that has gone is noticed by ssh after 45 s."""
@@ -82,6 +82,10 @@ class CheckpointMirror:
         """A line for each path FOLDER/* followed by `rest`."""
         return "\n".join(map(str, Path(self._folder).glob(f"*{rest}")))
 
+    def remove_file(self, iteration: int, name: str) -> None:
+        """Remove a file of a checkpoint for good, if it is there."""
+        remove_for_good(Path(self._folder) / str(iteration) / name)
+
     def remove(self, iteration: int, first: str) -> None:
         """Remove a checkpoint, this file of it before the others."""
         remove_folder(Path(self._folder) / str(iteration), first)
@@ -113,6 +117,10 @@ class RemoteMirror(CheckpointMirror):
 
     def _paths(self, rest: str) -> str:
         return self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
+
+    def remove_file(self, iteration: int, name: str) -> None:
+        folder, file = self._path(iteration), self._path(iteration, name)
+        self._run(f"test ! -d {folder} || {{ rm -f {file} && sync {folder}; }}")
 
     def remove(self, iteration: int, first: str) -> None:
         folder, file = self._path(iteration), self._path(iteration, first)

@@ -2,8 +2,9 @@
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -104,6 +105,52 @@ def test_a_checkpoint_that_is_written_once_more_counts_nowhere_meanwhile(place: 
     assert second.holds(manifests.MANIFEST) == manifests.complete(tmp_path / "run") == []
     assert again.finish() == [] and second.failures(60.0) == []
     assert second.holds(manifests.MANIFEST) == manifests.complete(tmp_path / "run") == [1]
+
+
+@pytest.mark.parametrize("why", ["not done within 4 s", "ssh ended"])
+def test_no_worker_copies_where_an_earlier_one_of_this_number_is_not_removed(tmp_path: Path, why: str) -> None:
+    there, go = tmp_path / "there", threading.Event()
+
+    class Obstinate(CheckpointMirror):
+        def remove(self, iteration: int, first: str) -> None:
+            self.wait()
+            super().remove(iteration, first)
+
+        def remove_file(self, iteration: int, name: str) -> None:
+            self.wait()
+            super().remove_file(iteration, name)
+
+        def wait(self) -> None:
+            if why == "ssh ended":
+                raise MirrorError(why)
+            assert go.wait(60)
+
+    def files() -> Dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in (there / "1").iterdir()}
+
+    def run(transport: Any) -> None:
+        net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
+        net.initialize()
+        store = kvstore.create("ssgd", transport=transport, timeout_s=8.0)
+        train_once(net, store)
+        for kind in (CheckpointMirror, Obstinate):
+            second = kind(str(there))
+            writer = checkpoint.CheckpointWriter(tmp_path / "run", store, net, 3, told.append, second)
+            writer.begin({})
+            writer.finish()
+            assert second.failures(60.0) == []
+            store.barrier()
+            saved.update(saved or files())
+        go.set()
+        second.later(lambda: None).result(60)
+
+    told: List[str] = []
+    saved: Dict[str, int] = {}
+    Stage(2, timeout_s=8.0).run(run)
+    if why != "ssh ended":
+        del saved[manifests.MANIFEST]
+    assert files() == saved and "worker-1.npz" in saved
+    assert told == [f"checkpoint 1 is not in the second place: an earlier one could not be removed there: {why}"] * 2
 
 
 def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
