@@ -37,7 +37,7 @@ from kvstore.messages.seam import Export
 from kvstore.session import saving
 from kvstore.state.npz import write_npz
 from odsgd.training.checkpoint import manifests, weights
-from odsgd.training.checkpoint.disk import remove_folder, remove_for_good, replacing
+from odsgd.training.checkpoint.disk import make_folder, remove_folder, remove_for_good, replacing
 from odsgd.training.checkpoint.mirror import CheckpointMirror
 
 FETCHED_WITHIN = 10
@@ -76,7 +76,7 @@ class UnfinishedCheckpoint:
         new = self._leads and not self._folder.is_dir()
         if self._leads:  # what has this number counts no more
             remove_for_good(self._folder / manifests.MANIFEST)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         store.barrier()
         self._uncopied = "" if second is None else _from_leader(store, lambda: "" if new else self._uncount_copy())
         writes: Dict[str, Callable[[Path], None]] = {}

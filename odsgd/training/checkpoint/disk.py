@@ -94,6 +94,13 @@ def replacing(path: Path) -> Iterator[Path]:
     flush_folder(path.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, if it is not there; its name, and that of the one that it is in, are durable."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in (folder.parent, folder.parent.parent):
+        flush_folder(place)
+
+
 def flush_folder(folder: Path) -> None:
     """Make the names in `folder` as durable as the contents."""
     descriptor = os.open(folder, os.O_RDONLY)

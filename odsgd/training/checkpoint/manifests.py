@@ -13,7 +13,7 @@ import numpy as np
 from kvstore.errors import ConfigError, shown
 from odsgd import __version__
 from odsgd.config.files import read_text
-from odsgd.training.checkpoint.disk import flush_folder, replacing
+from odsgd.training.checkpoint.disk import replacing
 
 SCHEMA = 4
 """Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at. That of
@@ -161,8 +161,6 @@ def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
     """From here on the checkpoint counts."""
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    for place in (folder.parent, folder.parent.parent):  # this checkpoint's name, and the name of all, if it is new
-        flush_folder(place)
 
 
 def is_whole(manifest: Mapping[str, Any]) -> bool:

@@ -4,15 +4,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, List, Optional, Tuple
+from typing import IO, Any, Dict, List, Optional, Tuple
 
 import pytest
 
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, RoundTimeoutError
+from kvstore.transports.in_process import Stage
 from odsgd import checkpoint
 from odsgd.training.checkpoint import disk
+from odsgd.training.checkpoint.checkpoint import UnfinishedCheckpoint
 from tests.jobs import ROOT, environment, train_once
 
 HOLD = """
@@ -119,3 +121,22 @@ def test_a_folder_is_flushed_when_a_file_is_removed_for_good(
     disk.remove_for_good(tmp_path / "a")  # perhaps a process removed it that was killed before it flushed
     assert flushed == [(tmp_path, [tmp_path / "b"])] * 2
     disk.remove_for_good(tmp_path / "removed by another worker" / "a")
+
+
+def test_each_worker_flushes_the_names_of_its_folders_before_a_checkpoint_can_count(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: List[Path] = []
+    flush = disk.flush_folder
+    monkeypatch.setattr(disk, "flush_folder", lambda folder: (flushed.append(folder), flush(folder)))
+
+    def run(transport: Any) -> None:
+        net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
+        net.initialize()
+        store, root = kvstore.create("ssgd", transport=transport), tmp_path / str(transport.worker_rank) / "checkpoints"
+        train_once(net, store)
+        monkeypatch.setattr(store, "barrier", lambda: met.update({root: list(flushed)}))
+        UnfinishedCheckpoint(root, store, net, {}, 3).finish()
+
+    met: Dict[Path, List[Path]] = {}
+    Stage(2).run(run)
+    assert len(met) == 2 and all({root, root.parent} <= set(before) for root, before in met.items())
