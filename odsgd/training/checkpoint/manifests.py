@@ -111,11 +111,14 @@ def verify(folder: Path, name: str, manifest: Dict[str, Any]) -> Path:
         raise DamagedError(f"checkpoint {manifest['iteration']} has no `{name}`: the job had lost that worker by then. "
                            f"{remedy}, or begin a new run")
     path, expected = folder / name, manifest["files"][name]
-    if not path.is_file():
+    try:
+        got = digest(path) if path.is_file() else None
+    except OSError as error:
+        raise DamagedError(f"cannot read `{path}`: {error.strerror}. {remedy}") from None
+    if got is None:
         raise DamagedError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the "
                            "host where that worker ran. Start the workers on the same hosts, or copy the file. "
                            f"{remedy}")
-    got = digest(path)
     for fact, words in (("nbytes", "{} bytes"), ("sha256", "SHA-256 {}")):
         if got[fact] != expected[fact]:
             raise DamagedError(f"`{path}`: expected {words.format(expected[fact])}, got {words.format(got[fact])}; "

@@ -1,4 +1,5 @@
 """Files of a checkpoint: complete or not there, checked when read, old ones removed."""
+import errno
 import json
 import os
 import shutil
@@ -231,6 +232,20 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, tra
     assert manifest["iteration"] == 2
     assert [line.partition(" (")[0] for line in warnings] == ["checkpoint 4 is not whole", "checkpoint 3 is not whole"]
     assert all(line.endswith("; going on from checkpoint 2") for line in warnings)
+
+
+def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before_it(tmp_path: Path, trained: Trained,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        save(tmp_path, trained)
+
+    def opened(path: Any, *args: Any, **more: Any) -> Any:
+        if path == tmp_path / "3" / "worker-0.npz":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return open(path, *args, **more)
+    monkeypatch.setattr(manifests, "open", opened, raising=False)
+    manifest, (warning,) = resuming.resume(tmp_path, kvstore.create("local"), trained[1], lambda manifest: None)
+    assert manifest["iteration"] == 2 and warning.startswith("checkpoint 3 is not whole (cannot read")
 
 
 def test_without_a_whole_checkpoint_the_newest_ones_damage_is_told(tmp_path: Path, trained: Trained) -> None:
