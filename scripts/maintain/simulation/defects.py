@@ -64,8 +64,9 @@ OF_SERVERS: Dict[str, Dict[str, List[Tuple[str, str]]]] = {
     "a worker on sockets whose link was down when it called the servers ended at once": {
         "kvstore.transports.outbox": [("courier.call_again(address", "courier.call(address")]},
     "a worker that joined before a server's host had heard of the loss ended that server": {
-        "kvstore.weights.servers.hub": [("joined > before >= 0:", "rank in environment.lost_workers() and before >= 0:"),
-                                        ("elif joined == before or", "elif before >= 0 or")]},
+        "kvstore.weights.servers.hub": [
+            ("joined > before >= 0:", "rank in environment.lost_workers() and before >= 0:"),
+            ("elif joined == before or", "elif before >= 0 or")]},
     "a worker that joined when all others were done ended a server": {
         "kvstore.weights.servers.shard": [('if not store["buckets"].keys() <= gone', "")]},
     "a worker joined in the place of one that had closed the store, and a server forgot it under the joiner": {
