@@ -76,7 +76,8 @@ def run(job: Job, console: Optional[Console] = None) -> int:
             if supervisor.judge.all_joined:
                 membership.note_started()
             blocking = supervisor.blocking_startup()
-            rejoin_decision = membership.after_failed_start(blocking, plan.processes, time.monotonic())
+            rejoin_decision = membership.after_failed_start(blocking, plan.processes, time.monotonic(),
+                                                            attempt.verdict.apart)
             decision = rejoin_decision or decide(attempt, before, restarts_used, job.max_restarts)
             if decision.text:
                 console.say(decision.text)

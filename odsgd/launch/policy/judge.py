@@ -74,6 +74,7 @@ class Verdict:
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
     workers_succeeded: bool = False  # every worker has succeeded, whatever came after
+    apart: bool = False  # all have asked for the others, in vain
     grows: bool = False  # it ends at a checkpoint, and starts again with the workers that it left out
 
 
@@ -432,4 +433,4 @@ class Judge:
         table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
         return Verdict(EXIT_DEADLINE, "\n".join([
             f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
-            "  If a worker needs more time before its first step, raise --startup-timeout."]))
+            "  If a worker needs more time before its first step, raise --startup-timeout."]), apart=not missing)

@@ -4,11 +4,11 @@ A job does not start again after a mistake in the options (exit code 64), after 
 have succeeded, or if the same failure comes twice: the same process, in the same words, from the same checkpoint, and
 no farther than before.
 
-If workers are missing at a restart, the launcher makes further attempts until the rejoin timeout has passed; they do
-not count as restarts. Then a job of MIN:MAX workers goes on without the missing ones (`Membership`). Each later restart
-begins with all workers, but one that was left out before has a single attempt to come back. With `--grow` such a
-restart also takes place at a checkpoint, once a missing host answers. If the workers do not come back then, the next
-one waits at least `REGROW_S`, and twice as long each time.
+If workers are missing at a restart, or all wait for each other in vain, the launcher makes further attempts until the
+rejoin timeout has passed; they do not count as restarts. Then a job of MIN:MAX workers goes on without the missing ones
+(`Membership`). Each later restart begins with all workers, but one that was left out before has a single attempt to
+come back. With `--grow` such a restart also takes place at a checkpoint, once a missing host answers. If the workers do
+not come back then, the next one waits at least `REGROW_S`, and twice as long each time.
 """
 import dataclasses
 import re
@@ -112,19 +112,22 @@ class Membership:
         """The last attempt was ended to take workers back."""
         self._growth_attempts += 1
 
-    def after_failed_start(self, blocking: Sequence[Process], planned: Sequence[Process], now: float
-                           ) -> Optional[Decision]:
-        """What follows if `blocking` processes kept the last attempt from starting; None: `decide` says it."""
+    def after_failed_start(self, blocking: Sequence[Process], planned: Sequence[Process], now: float,
+                           apart: bool = False) -> Optional[Decision]:
+        """What follows if `blocking` processes kept the last attempt from starting, or a link that all wait for
+        (`apart`); None: `decide` says it."""
         workers = [process for process in blocking if process.role == "worker"]
         names = {process.name for process in blocking}
         gone = {process.host for process in blocking if not process.host.here
                 and all(other.name in names for other in planned if other.host == process.host)}
-        if not self._has_ever_started or not self.full_job.max_restarts or not (workers or gone):
+        if not self._has_ever_started or not self.full_job.max_restarts or not (workers or gone or apart):
             return None
         self._missing_since = now if self._missing_since is None else self._missing_since
         missing = [f"worker {self.present_ranks[process.rank]}" for process in workers] or [
             f"host {host.address}" for host in gone]
         wait_s = self.full_job.rejoin_timeout_s - (now - self._missing_since)
+        if apart:
+            return Decision(True, f"trying again for {wait_s:.0f} s, should a link be down") if wait_s > 0 else None
         if wait_s > 0 and not set(missing) <= set(self._names_left_out):
             then = ", then without" if self.full_job.least_workers else ""
             return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s{then}")

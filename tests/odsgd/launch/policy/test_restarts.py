@@ -140,6 +140,16 @@ def test_a_job_of_a_fixed_number_waits_for_one_that_does_not_come_back_and_leave
     assert failed_start(members, 31.0, "worker 1") is None and members.job is members.full_job
 
 
+def test_workers_that_all_ask_for_each_other_in_vain_do_so_again_for_as_long() -> None:
+    members = Membership(elastic())
+    assert members.after_failed_start([], planned(members), 0.0, apart=True) is None  # it may be the network's fault
+    members.note_started()
+    again = members.after_failed_start([], planned(members), 10.0, apart=True)
+    assert again == (True, "trying again for 20 s, should a link be down")
+    assert members.after_failed_start([], planned(members), 31.0, apart=True) is None
+    assert members.present_ranks == [0, 1, 2]
+
+
 def test_a_job_without_restarts_leaves_nobody_out() -> None:
     members = Membership(job(3, 1))
     members.note_started()
