@@ -105,7 +105,8 @@ class QueuedOptimizer(Applied):
         else:  # works in place
             if out is not w:
                 self.copy(w, out)
-            self._by_mxnet(out, grad, lr, gradient_weight)
+            scales = type(self.optimizer).__name__ == "AdaDelta" and gradient_weight != 1  # and in place
+            self._by_mxnet(out, grad.copy() if scales else grad, lr, gradient_weight)
         return out
 
     def accrue(self, total: NDArray, grad: NDArray) -> None:

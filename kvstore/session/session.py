@@ -138,6 +138,9 @@ class Session:
         optimizers.describe(optimizer)  # complains if it cannot travel
         if isinstance(self.weights_holder, WeightsOnWorkers):
             self._check_skips(optimizer)
+            if type(optimizer).__name__ == "SGLD":
+                raise ConfigError(f"store `{name}` takes the same steps on all workers, and SGLD draws noise on each; "
+                                  "take a store of servers")
 
     def _check_skips(self, on_this_worker: Optimizer) -> None:
         if self.method.options.on_nan == "skip" and formula_of(on_this_worker) is None:
@@ -193,7 +196,7 @@ class Session:
                 options=method.options, num_workers=method.num_workers, bucket=bucket,
                 weights_holder=self.weights_holder, last_exchange=first_answers[bucket.id],
                 wd=optimizer.wd * bucket.first.wd_mult,
-                lr_given=optimizer.lr if self.lr_given is None else self.lr_given,
+                lr_given=self._lr_of(optimizer),
                 local_optimizer=self._local_step(bucket, own), update=self._update(bucket), begun=self.step.t,
                 w_local=own)
 
@@ -203,9 +206,14 @@ class Session:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer
         own = self.own_step if local is None else {
-            "optimizer": type(local).__name__, "lr": local.lr if self.lr_given is None else self.lr_given}
+            "optimizer": type(local).__name__, "lr": self._lr_of(local)}
         return Setup(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
                      self._traffic, self.outer is not None, own)
+
+    def _lr_of(self, optimizer: Optimizer) -> float:
+        """The rate before any schedule, which may stand in the scheduler alone."""
+        lr = self.lr_given if self.lr_given is not None else optimizer.lr
+        return float(optimizer.lr_scheduler.base_lr if lr is None else lr)
 
     def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
         if self.local_optimizer is None:
@@ -272,7 +280,7 @@ class Session:
         for bucket in self.buckets:
             worker = self.workers[bucket.id]
             worker.wd = optimizer.wd * bucket.first.wd_mult
-            worker.lr_given = optimizer.lr if self.lr_given is None else self.lr_given
+            worker.lr_given = self._lr_of(optimizer)
             worker.replaced(optimizers.learning_rate(optimizer, optimizer.num_update + 1))
         if self.local_optimizer is not None:
             self.local_optimizer.wd = self._wd_local()

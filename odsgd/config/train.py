@@ -69,8 +69,8 @@ class TrainConfig(TrainOptions):
         self._check_dtype()
         self._resolve_emulation()
         self._check_cluster()
-        if self.out is None:
-            self._set("out", str(Path("runs") / self.name))
+        self._set("out", os.path.expanduser(self.out or Path("runs") / self.name))
+        self._set("checkpoint_to", self.checkpoint_to and os.path.expanduser(self.checkpoint_to))
 
     # --- where values come from and go to -------------------------------------------------------------------------
 

@@ -138,14 +138,16 @@ def events_of(path: Path) -> List[Record]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; expected the folder of a run (--out)") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not text; expected the metrics of a run") from None
     events: List[Record] = []
     for at, line in enumerate(lines, start=1):
         try:
-            events.append(json.loads(line))
-        except ValueError:
+            events.append(dict(json.loads(line)))
+        except (TypeError, ValueError):
             if at == len(lines):
                 break  # a run that was killed may have left half a line
-            raise ConfigError(f"{path}, line {at}: not JSON") from None
+            raise ConfigError(f"{path}, line {at}: no JSON object") from None
     return events
 
 
@@ -188,11 +190,13 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
         return stopped
     first, second = outcomes
     gain = 1 - first.seconds / second.seconds
-    kind = " of the virtual cluster" if first.virtual and second.virtual else ""
-    return [*([f"Accuracy: {first.name} {percent(first.test_accuracy)}, {second.name} {percent(second.test_accuracy)}."]
-              if not math.isnan(first.test_accuracy + second.test_accuracy) else []),
-            f"Time: {first.name} took {abs(gain):.0%} {'less' if gain >= 0 else 'more'} than {second.name}, "
-            f"{first.seconds:.1f} s for {second.seconds:.1f} s{kind}.".replace("% ", " % ", 1)]
+    kind = " of the virtual cluster" if first.virtual else ""
+    accuracy = (f"Accuracy: {first.name} {percent(first.test_accuracy)}, {second.name} "
+                f"{percent(second.test_accuracy)}.")
+    time = (f"Time: {first.name} took {abs(gain):.0%} {'less' if gain >= 0 else 'more'} than {second.name}, "
+            f"{first.seconds:.1f} s for {second.seconds:.1f} s{kind}.").replace("% ", " % ", 1)
+    return [*([accuracy] if not math.isnan(first.test_accuracy + second.test_accuracy) else []),
+            *([time] if first.virtual == second.virtual else [])]
 
 
 def percent(share: float) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
+from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.timeline import finish
 from odsgd.timeline.files import MERGED, read_timeline
@@ -53,7 +54,10 @@ def merge(argv: List[str]) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", dest="out", type=Path)
     options = parser.parse_args(argv)
-    print(finish(options.folder, options.out))
+    try:
+        print(finish(options.folder, options.out))
+    except OSError as error:
+        raise ConfigError(f"-o {options.out}: {error.strerror}") from None
 
 
 def summary(argv: List[str]) -> None:
@@ -72,7 +76,12 @@ def draw(argv: List[str]) -> None:
     options = parser.parse_args(argv)
     timelines = list(map(read_timeline, options.traces))
     from odsgd.timeline.draw import figure
-    figure(timelines, [options.iterations] * len(timelines), options.out)
+    try:
+        figure(timelines, [options.iterations] * len(timelines), options.out)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # of matplotlib: a folder, or a kind of file
+        raise ConfigError(f"-o {options.out}: {error}") from None
     _remark(timelines)
 
 

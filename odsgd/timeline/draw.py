@@ -5,8 +5,9 @@ and the number of their iteration, so that one sees beside which computation an 
 """
 from __future__ import annotations
 
+import collections
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, BinaryIO, Counter, Dict, List, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import ConfigError
 from odsgd.timeline.summary import Shares, begins_of, iterated, shares
@@ -83,8 +84,11 @@ def _title(timeline: Timeline, found: List[Shares]) -> str:
 def _row(panel: Any, worker: Track, stage: str, y: float, zero_s: float, longest_s: float) -> None:
     """Every bar, and one number per iteration. Exchanges overlap, so they are drawn through each other."""
     extents: Dict[int, Tuple[float, float]] = {}
+    seen: Counter[int] = collections.Counter()  # by bucket: exchanges of an asynchronous job, which has no rounds
     for bar in worker.of(stage):
-        iteration = bar.args["iteration" if stage == "compute" else "round"]
+        bucket = bar.args.get("bucket", -1)
+        iteration = bar.args.get("iteration" if stage == "compute" else "round", seen[bucket])
+        seen[bucket] += 1
         start_ms, end_ms = 1000 * (bar.start_s - zero_s), 1000 * (bar.end_s - zero_s)
         if end_ms <= 0 or start_ms >= 1000 * longest_s:
             continue

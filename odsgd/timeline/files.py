@@ -50,13 +50,20 @@ def _events(path: Path) -> Tuple[List[Event], List[str]]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read `{path}`: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _no_trace(path) from None
     try:
         content = json.loads(text)
     except ValueError:
         content = list(_whole_lines(text))
     if isinstance(content, dict):
-        return content["traceEvents"], content.get("otherData", {}).get("remarks", [])
+        return content.get("traceEvents", []), content.get("otherData", {}).get("remarks", [])
     return content, []
+
+
+def _no_trace(path: Path) -> ConfigError:
+    return ConfigError(f"`{path}` is no trace of odsgd; expected what `odsgd train --trace DIR` or `odsgd trace merge` "
+                       "writes")
 
 
 def _whole_lines(text: str) -> Iterator[Event]:
@@ -70,15 +77,17 @@ def _whole_lines(text: str) -> Iterator[Event]:
 
 
 def _tracks(events: List[Event], path: Path) -> List[Track]:
-    found = {event["pid"]: Track(event["args"], []) for event in events
-             if event["ph"] == "M" and event["name"] == "odsgd"}
-    for event in events:
-        if event["ph"] == "X" and event["pid"] in found:
-            start_s, end_s = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
-            found[event["pid"]].bars.append(Bar(event["cat"], event["name"], start_s, end_s, event["args"]))
+    try:
+        found = {event["pid"]: Track(event["args"], []) for event in events
+                 if event["ph"] == "M" and event["name"] == "odsgd"}
+        for event in events:
+            if event["ph"] == "X" and event["pid"] in found:
+                start_s, end_s = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+                found[event["pid"]].bars.append(Bar(event["cat"], event["name"], start_s, end_s, event["args"]))
+    except (KeyError, TypeError):
+        raise _no_trace(path) from None
     if not found:
-        raise ConfigError(f"`{path}` is no trace of odsgd; expected what `odsgd train --trace DIR` or `odsgd trace "
-                          "merge` writes")
+        raise _no_trace(path)
     return sorted(found.values(), key=lambda track: (track.about["role"] != "worker", track.about["rank"]))
 
 

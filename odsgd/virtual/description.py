@@ -46,7 +46,10 @@ def _quantity(value: Any, units: Mapping[str, float]) -> Quantity:
     match = re.fullmatch(rf"(\d+(?:\.\d+)?(?:e-?\d+)?) ?({'|'.join(units)})", text)
     if not match and text != "0":
         raise ValueError
-    return Quantity(float(match[1]) * units[match[2]] if match else 0)
+    found = Quantity(float(match[1]) * units[match[2]] if match else 0)
+    if math.isinf(found):
+        raise ValueError
+    return found
 
 
 def _time(value: Any) -> Quantity:

@@ -98,7 +98,7 @@ class Optimizer(torch.optim.Optimizer):
         translated = self._translated(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         optimizer._opt_called = True  # its steps are taken here; a scheduler that was made of it asks
-        self.store, self._model = store, model
+        self.store, self._model, self._given = store, model, optimizer
         self._names = _names(model)
         self._multipliers = [(1.0, 1.0)] * len(self.param_groups)
         if translated is not None:
@@ -284,6 +284,7 @@ class Optimizer(torch.optim.Optimizer):
     def _load_own(self, saved: Dict[str, Any]) -> None:
         """Parameter groups, and the optimizer's own state where it has one."""
         super().load_state_dict(saved)
+        self._given.param_groups = self.param_groups  # a scheduler may have been made of it
 
     def _stop_exchanges(self, wrapper: torch.nn.parallel.DistributedDataParallel) -> torch.nn.Module:
         """The wrapped model. From here on the wrapper behaves as under its own `no_sync`; its `no_sync` is now ours."""

@@ -282,7 +282,7 @@ class TorchStore(FrontEnd[TensorLane]):
                 lane.show(w)
 
     def _own_weights(self) -> List[NDArray]:
-        if self.takes_weights:
+        if self.takes_weights and self._shown is None:  # else they were taken before others were shown
             self.session.w_local.update((lane.bucket.id, lane.weights(anew=False)) for lane in self.lanes)
         return super()._own_weights()
 

@@ -167,4 +167,6 @@ def mirror_at(place: Optional[str]) -> Optional[CheckpointMirror]:
     if not place:
         return None
     host, colon, folder = place.partition(":")
-    return RemoteMirror(host, folder) if colon and "/" not in host else CheckpointMirror(place)
+    if not colon or "/" in host:
+        return CheckpointMirror(place)
+    return RemoteMirror(host, folder[2:] or "." if folder.startswith("~/") else folder)  # ssh begins there

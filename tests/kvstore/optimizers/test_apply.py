@@ -192,3 +192,12 @@ def test_ours_take_their_arguments_in_the_order_of_mxnets() -> None:
     assert (made.lr, made.momentum, made.lamda, made.m, made.epsilon) == (0.3, 0.5, 1.5, 0.9, 1e-3)
     made = registered.DCASGD_C(0.3, 0.5, 1.5)
     assert (made.lr, made.momentum, made.lamda) == (0.3, 0.5, 1.5)
+
+
+def test_a_gradient_that_is_read_again_is_not_scaled_in_place() -> None:
+    """As MXNet's AdaDelta does: a trial step, or a local one before the push."""
+    grad = mx.nd.ones(4)
+    made = QueuedOptimizer(mx.optimizer.AdaDelta(), 0, None)
+    made.start(mx.nd.ones(4))
+    made(mx.nd.ones(4), grad, 0.1, 0.5)
+    np.testing.assert_array_equal(grad.asnumpy(), np.ones(4, np.float32))

@@ -1,5 +1,6 @@
 """Options: where they come from, what they turn into, and what is said when they cannot work."""
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -80,6 +81,8 @@ def test_every_flag_is_understood_with_underscores_too() -> None:
 
 def test_underscores_of_a_value_are_left_alone() -> None:
     assert from_flags("--out=my_run").out == "my_run"
+    here = from_flags("--out=~/run --checkpoint-to=~/copies")
+    assert (here.out, here.checkpoint_to) == (os.path.expanduser("~/run"), os.path.expanduser("~/copies"))
     assert from_flags("--optimizer_params=clip_gradient=5").optimizer_params == {"clip_gradient": 5}
 
 

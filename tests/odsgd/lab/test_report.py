@@ -50,6 +50,8 @@ def test_a_run_on_a_virtual_cluster_is_told_in_its_time(tmp_path: Path) -> None:
     assert runs.table([read_run(run)]).splitlines()[1].split()[-4:] == ["14", "virtual", "60.0", "virtual"]
     records = runs.read_records(run)
     assert records.seconds() == [20.0, 40.0, 60.0]
+    real = write_run(tmp_path / "real", [epoch(number, 0.5, 100, 1.0) for number in (1, 2, 3)])
+    assert [line.partition(":")[0] for line in runs.compared([read_run(run), read_run(real)])] == ["Accuracy"]
 
 
 def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
@@ -94,6 +96,14 @@ def test_half_a_last_line_is_no_error(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"event": "epo')
     assert read_run(run).epochs == 1
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b'5\n{"event": "end"}\n'])
+def test_a_file_that_has_no_records_is_told(tmp_path: Path, content: bytes) -> None:
+    run = write_run(tmp_path / "run", [])
+    (run / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+        read_run(run)
 
 
 def test_staleness_has_columns_where_a_run_measured_it(tmp_path: Path) -> None:

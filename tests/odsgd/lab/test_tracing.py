@@ -81,13 +81,19 @@ def test_the_summary_is_a_table_and_names_the_job(tmp_path: Path, capsys: pytest
     (["summary", "{}", "--iterations", "2"], "expected FIRST:STOP"),
     (["summary", "{}/nothing"], "cannot read"),
     (["merge", "{}/empty"], "no trace in"),
-    (["summary", "{}/other.json"], "is no trace of odsgd"),
+    *((["summary", f"{{}}/{name}"], "is no trace of odsgd")
+      for name in ("other.json", "object.json", "metrics.jsonl", "list.json", "figure.png")),
+    (["merge", "{}", "-o", "{}/nowhere/x.json"], "nowhere/x.json: No such file"),
     (["sumary"], "did you mean `summary`?")])
 def test_what_is_wrong_is_said_in_a_line(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: List[str], message: str) -> None:
     leave(tmp_path, KNOWN)
     (tmp_path / "empty").mkdir()
     (tmp_path / "other.json").write_text('{"traceEvents": []}')
+    (tmp_path / "object.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"event": "start"}\n{"event": "epoch"}\n')
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "figure.png").write_bytes(b"\x89PNG\xff")
     assert main(["trace", *(word.format(tmp_path) for word in arguments)]) == 64
     complaint = capsys.readouterr().err
     assert message in complaint and complaint.count("\n") == 1
@@ -157,6 +163,23 @@ def test_a_figure_shows_one_panel_per_trace(tmp_path: Path) -> None:
     folders = [str(leave(tmp_path / name, KNOWN)) for name in ("one", "two")]
     assert main(["trace", "draw", *folders, "--iterations", "1:3", "-o", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_of_an_asynchronous_job_which_has_no_rounds(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    bars = [Bar(bar.stage, bar.name, bar.start_s, bar.end_s,
+                {name: value for name, value in bar.args.items() if name != "round"}) for bar in KNOWN.bars]
+    folder = leave(tmp_path / "asgd", Track(KNOWN.about, bars))
+    assert main(["trace", "draw", str(folder), "-o", str(tmp_path / "figure.png")]) == 0
+
+
+@pytest.mark.parametrize("out", ["figure.foo", "nowhere/figure.png"])
+def test_a_figure_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                           out: str) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["trace", "draw", str(leave(tmp_path, KNOWN)), "-o", str(tmp_path / out)]) == 64
+    complaint = capsys.readouterr().err
+    assert out in complaint and complaint.count("\n") == 1
 
 
 def test_without_matplotlib_a_line_says_what_to_install(

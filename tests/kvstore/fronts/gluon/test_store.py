@@ -555,21 +555,29 @@ def test_an_interval_of_sasgd_follows_the_hand_computed_path_and_evaluation_leav
     assert ring_path("sasgd", (0, 2), 3, T=3, gamma_p=0.125, lr_local=0.5)[0][2] == (4 - 10.5 / 8, 4 - 10.5 / 8)
 
 
-def test_a_given_rate_of_aggregation_follows_the_schedule_of_the_local_steps() -> None:
+@pytest.mark.parametrize("in_scheduler", [False, True])
+def test_a_given_rate_of_aggregation_follows_the_schedule_of_the_local_steps(in_scheduler: bool) -> None:
     # All gradients 1, T = 1, two workers: x moves by -2 gamma_p = 1/8, and by half when lr is halved at t = 2.
     def work(transport: Transport, first: int = 0) -> List[float]:
         optimizer = mx.optimizer.SGD(learning_rate=0.5)
+        if in_scheduler:  # which has the rate alone
+            optimizer = mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5))
         store = make("sasgd", transport=transport, optimizer=lambda: optimizer, gamma_p=0.0625)
         w, seen = mx.nd.array([4.0]), []
         store.broadcast("w", w, w)
         for t in range(4):
-            if t == 2:
+            if t == 2 and not in_scheduler:
                 optimizer.set_learning_rate(0.25)
             store.pushpull("w", mx.nd.ones(1), w)
             seen.append(w.asscalar())
         return seen
     cluster = Stage(2)
     assert cluster.run(work, cluster.ring_worker) == [[3.875, 3.75, 3.6875, 3.625]] * 2
+
+
+def test_noise_that_each_worker_draws_is_refused_where_all_take_the_same_steps() -> None:
+    with pytest.raises(ConfigError, match="SGLD draws noise on each"):
+        ring_path("dsync", (0, 2), 1, optimizer=mx.optimizer.SGLD)
 
 
 def test_pipe_sgd_follows_the_hand_computed_path() -> None:

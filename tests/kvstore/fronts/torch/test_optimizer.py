@@ -323,6 +323,23 @@ def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_the
     assert np.abs(one[1]["conv.weight"] - other[1]["conv.weight"]).max() > 1e-4  # local steps apart
 
 
+def test_a_schedule_of_the_optimizer_that_was_given_goes_on_after_a_resume() -> None:
+    def rates(resumes: bool) -> List[float]:
+        net = Net()
+        given = optim.SGD(net.parameters(), 0.1)
+        optimizer = Optimizer(given, net, create("local"))
+        schedule = optim.lr_scheduler.StepLR(given, 1, 0.5)
+        found = []
+        for t in range(4):
+            if t == 2 and resumes:
+                optimizer._load_own(copy.deepcopy(optim.Optimizer.state_dict(optimizer)))
+            found.append(optimizer.param_groups[0]["lr"])
+            schedule.step()
+        return found
+
+    assert rates(True) == rates(False) == [0.1, 0.05, 0.025, 0.0125]
+
+
 @pytest.mark.parametrize("store, options", [("odsgd", {"warmup": 2, "momentum_local": 0.5}),
                                             ("ssgd", {"codec": "2bit"}), ("delayed", {"warmup": 0})])
 def test_a_run_goes_on_from_its_state_with_the_same_bits(store: str, options: Dict[str, Any]) -> None:

@@ -102,6 +102,24 @@ def test_a_run_goes_on_from_a_state_dict_to_the_same_bits(name: str) -> None:
         np.testing.assert_array_equal(one[0], other[0])
 
 
+def test_a_worker_saves_its_own_weights_also_where_the_model_holds_the_global_ones() -> None:
+    def train(transport: Any) -> Any:
+        net = model()
+        store = create("diloco", transport, **OUTER)
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, store)
+        for t in range(4):
+            step(net, optimizer, transport.worker_rank, t)
+        own, outside = flat(net), optimizer.state_dict()
+        with store.global_weights():
+            inside = [copy.deepcopy(optimizer.state_dict()) for _ in range(2)]
+        np.testing.assert_array_equal(flat(net), own)
+        for one in inside:
+            for name, array in outside["store"]["worker"]["arrays"].items():
+                np.testing.assert_array_equal(one["store"]["worker"]["arrays"][name], array)
+
+    Stage(2, timeout_s=60).run(train)
+
+
 def test_global_weights_are_the_last_exchanges_and_this_workers_own_come_back() -> None:
     def train(transport: Any) -> Any:
         net = model()

@@ -269,6 +269,8 @@ def test_in_a_secure_job_weights_go_to_hosts_alone_that_ssh_knows(secure: bool, 
     assert made("me@backup:/data").iterations() == []
     asked = (tmp_path / "asked").read_text()
     assert "me@backup ls -d /data/" in asked and ("StrictHostKeyChecking=accept-new" in asked) is not secure
+    assert made("me@backup:~/data").iterations() == []  # ssh begins at home
+    assert "me@backup ls -d data/" in (tmp_path / "asked").read_text()
 
 
 def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
