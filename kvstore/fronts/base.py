@@ -83,6 +83,7 @@ class FrontEnd(Generic[L]):
         self._saved_servers: Optional[Saved] = None
         self._joined = False  # this worker's data have ended, and not all others'
         self._shown: Optional[Snapshot] = None  # what the parameters hold in the place of this worker's own weights
+        self._own_aux: Dict[str, Any] = {}  # this worker's own meanwhile
         self._closed = False
 
     def __repr__(self) -> str:
@@ -188,7 +189,7 @@ class FrontEnd(Generic[L]):
         before, aux = self._shown, self._aux()
         own_weights = self._own_weights() if before is None else before.weights
         try:
-            self._shown = snapshot
+            self._shown, self._own_aux = snapshot, self._own_aux or aux
             for lane, flat in zip(self.lanes, snapshot.weights):
                 lane.show(flat)
             self._set_aux(snapshot.aux)
@@ -200,6 +201,7 @@ class FrontEnd(Generic[L]):
                     lane.show(own)
             finally:
                 self._set_aux(aux)
+                self._own_aux = {} if before is None else self._own_aux
 
     def _own_weights(self) -> List[NDArray]:
         """This worker's, by bucket, as the session has them, too."""
@@ -239,7 +241,8 @@ class FrontEnd(Generic[L]):
         self._idle()
         self._own_weights()
         arrays, meta = saving.worker_state(self.session)
-        arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in self._aux().items()
+        aux = self._own_aux or self._aux()
+        arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in aux.items()
                        for device, array in enumerate(mine)})
         return arrays, meta
 

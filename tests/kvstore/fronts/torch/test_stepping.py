@@ -109,7 +109,7 @@ def test_a_worker_saves_its_own_weights_also_where_the_model_holds_the_global_on
         optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, store)
         for t in range(4):
             step(net, optimizer, transport.worker_rank, t)
-        own, outside = flat(net), optimizer.state_dict()
+        own, outside = flat(net).copy(), copy.deepcopy(optimizer.state_dict())
         with store.global_weights():
             inside = [copy.deepcopy(optimizer.state_dict()) for _ in range(2)]
         np.testing.assert_array_equal(flat(net), own)
