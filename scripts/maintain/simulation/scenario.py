@@ -288,12 +288,11 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
                      if number not in without]
     injector = Injector(result, out, err)
     training.born, training.reach = injector.born, injector.reach
-    if any(fault.kind == "stop" and fault.victim == "launcher" for fault in result.faults):
-        limit_s = 300.0  # it may stand for ever
+    may_stand = any(fault.kind == "stop" and fault.victim == "launcher" for fault in result.faults)
     if grows:
         result.asks_from = training.about_s * draw.random()
         world.after(result.asks_from, lambda: _ask_to_join(here, process))
-    world.run(limit_s, lambda: process.code is not None)
+    world.run(limit_s, lambda: process.code is not None or (may_stand and process.stopped and world.now > 300.0))
     result.ended_at = world.now
     world.run(world.now + AFTERWARDS_S, lambda: False)
     result.said = err.lines
