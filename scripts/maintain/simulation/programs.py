@@ -38,6 +38,7 @@ class Training:
         self.step_s = draw.choice((0.05, 0.2, 0.6))
         self.timeout_s = draw.choice((30.0, 600.0))
         self.import_s = draw.choice((0.5, 2.0))
+        self.alone: Optional[Tuple[int, int, str, float]] = None  # which rank, from which step, does what how long
         self.seldom = draw.random() < 0.9  # whether deadlines and the launcher are looked at less often than they ship
         self.asynchronous = False
         self.disk = world.host("10.0.0.9")  # the run's folder: one disk that all hosts share
@@ -53,7 +54,19 @@ class Training:
     @property
     def about_s(self) -> float:
         """How long a job may take that nothing hits."""
-        return 3 + self.import_s + self.iterations * self.step_s * 1.6
+        return 3 + self.import_s + self.iterations * self.step_s * 1.6 + self.alone_s
+
+    @property
+    def alone_s(self) -> float:
+        return self.alone[3] if self.alone else 0.0
+
+    def draw_alone(self, job: Any, draw: random.Random) -> None:
+        """Perhaps one worker begins, evaluates or writes for longer than --hang-timeout, while the others wait."""
+        if draw.random() < 0.35 / job.hang_timeout_s:
+            activity, times = draw.choice(("training", "evaluation", "checkpoint")), 1.1 + 0.4 * draw.random()
+            step = draw.randrange(3, self.iterations) if activity != "training" else 1
+            lasts_s = min(times * job.hang_timeout_s, 0.8 * self.timeout_s)
+            self.alone = draw.randrange(job.num_workers), step, activity, lasts_s
 
     def fabric(self, process: Process) -> "Fabric":
         """The network of this attempt's processes."""
@@ -400,9 +413,12 @@ class Node:
             training.resumed.append((attempt, start, training.newest()[0]))
         pulse.activity = "training"
         for step in range(start + 1, training.iterations + 1):
-            pulse.moved(step)
             training.steps.append((attempt, self.rank, step))
+            if training.alone and training.alone[:2] == (self.rank, step - start):
+                with pulse.doing(training.alone[2]):
+                    stdlib.sleep(training.alone_s)
             stdlib.sleep(training.step_s * (0.5 + self.world.random.random()))
+            pulse.moved(step)
             with self.waiting.within(training.timeout_s, f"iteration {step} has not been answered"):
                 total = self.exchange(step)
             if step % training.every == 0 and not self.joined:

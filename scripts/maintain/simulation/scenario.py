@@ -265,12 +265,14 @@ def _heal(links: List[Link]) -> None:
 
 def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float = 2000.0) -> Result:
     """One history: the same seed and the same faults left out give the same one."""
-    draw = random.Random(seed)
+    draw, more = random.Random(seed), random.Random(f"more {seed}")
+    """What came later is drawn from `more`, so that most histories stay as they were."""
     world = World(seed)
     stdlib.use(world)
     image.load("kvstore.job.aside")._failed.clear()
     job, heals = draw_job(image, draw), draw.random() < 0.5
     training = programs.Training(world, image, draw)
+    training.draw_alone(job, more)
     training.asynchronous = job.on_worker_loss == "continue"
     grows = training.asynchronous and draw.random() < 0.7
     _set_pace(image, training.seldom and not grows)
