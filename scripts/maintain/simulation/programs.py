@@ -293,6 +293,8 @@ def _node(training: Training, process: Process) -> int:
     training.born(process)
     node = Node(training, process)
     stdlib.sleep(training.import_s * (0.5 + training.world.random.random()))
+    if "hangs_s" in process.data:
+        stdlib.sleep(process.data["hangs_s"])
     return {"scheduler": node.scheduler, "server": node.server, "worker": node.worker}[role]()
 
 
@@ -304,23 +306,28 @@ class Node:
         image = Image(parent=training.image, own=OWN)
         self.pulse, self.deadlines, self.report, self.environment = (image.load(f"kvstore.job.{name}") for name in (
             "pulse", "deadlines", "report", "environment"))
+        self.ending = image.load("kvstore.job.ending")
         self.waiting = self.deadlines.deadlines
         if training.seldom:
             self.deadlines.Deadlines.TICK_S = 1.0
         env = process.env
         self.num_workers, self.num_servers = int(env["DMLC_NUM_WORKER"]), int(env["DMLC_NUM_SERVER"])
         self.rank, self.joined = int(env.get("ODSGD_WORKER_RANK") or 0), int(env.get("ODSGD_JOINED") or 0)
+        self.on_sockets = self.environment.on_sockets()
         self.fabric = training.fabric(process)
         self.workers = [f"worker {rank}" for rank in range(self.num_workers)]
         self.servers = [f"server {rank}" for rank in range(self.num_servers)]
         self.met: Dict[int, Set[str]] = collections.defaultdict(set)
         self.parts: Dict[int, List[int]] = collections.defaultdict(list)  # of a ring, by step
-        self.ring_total = 0
+        self.rounds: Dict[int, Dict[int, int]] = collections.defaultdict(dict)  # of a server, by step and rank
+        self.total = 0  # of a server, or on a ring
 
     def begin(self) -> None:
-        """Look for the others, as ps-lite does: with a socket in the file system where the job is local."""
-        for path in [f"/tmp/{self.process.env['PORT']}"] if self.process.env.get("DMLC_LOCAL") == "1" else []:
-            self.process.host.files[path] = bytearray()
+        """Look for the others; with a socket in the file system where the job is local."""
+        env, calls = self.process.env, self.on_sockets and self.process.name in self.workers
+        if env.get("DMLC_LOCAL") == "1" and not calls:
+            couriers = env.get("ODSGD_COURIERS") if self.on_sockets else None
+            self.process.host.files[couriers or f"/tmp/{env['PORT']}"] = bytearray()
         self.pulse.connecting()
         self.box = self.fabric.add(self.process.name, self.process)
 
@@ -338,53 +345,63 @@ class Node:
         return [f"worker {rank}" for rank in self.environment.lost_workers()]
 
     def scheduler(self) -> int:
-        """Introduces the others to each other."""
+        """Introduces the others to each other; on sockets as soon as the servers are there."""
         self.begin()
+        self.report.report("joined")
         seen: Dict[str, bool] = {}
-        while len(seen) < self.num_workers + self.num_servers - len(self.lost()):
+        while not seen.keys() >= {*self.servers, *(() if self.on_sockets else self.workers)} - set(self.lost()):
             message = self.receive(self.world.now + 0.2)
             if message:
                 seen[message[1]] = True
         for name in seen:
             self.send(name, "all")
-        self.report.report("joined")
         while True:
-            self.receive()
+            message = self.receive()
+            assert message
+            self.send(message[1], "all")
 
     def server(self) -> int:
         """Adds up, and answers when all have pushed, or each at once."""
         self.begin()
         self.send("scheduler", "here", self.process.name)
-        total, left, counted = 0, set(), 0
-        rounds: Dict[int, Dict[int, int]] = collections.defaultdict(dict)
+        if self.on_sockets:
+            self.process.data["on_end"] = [lambda: self.tell_workers("gone")]
+        start, here, left = -1, set(), set()
         while True:
             message = self.receive()
             assert message
-            if message[0] == "begin":
-                total = message[1]
-                self.report.report("joined")
-                for name in self.workers:
-                    self.send(name, "begun", message[2])
+            if message[0] in ("begin", "here"):
+                here.add(message[1])
+                if message[0] == "begin":
+                    self.total, start = message[2:]
+                    self.report.report("joined")
+                if start >= 0 and (here >= set(self.workers) - set(self.lost()) or not self.on_sockets):
+                    self.tell_workers("begun", start)
             elif message[0] == "push":
-                _, rank, step, value, joined = message
-                counted += 1
-                with self.pulse.pulse.doing("serving"):
-                    self.pulse.pulse.moved(counted)
-                secret = self.process.env["ODSGD_SECRET"]
-                self.training.pushes[secret + self.process.name, rank + 100 * joined, step] += 1
-                if self.training.asynchronous:
-                    total += value
-                    self.send(f"worker {rank}", "answer", self.process.name, step, total)
-                    continue
-                rounds[step][rank] = value
-                if len(rounds[step]) == self.num_workers:
-                    total += sum(rounds.pop(step).values())
-                    for name in self.workers:
-                        self.send(name, "answer", self.process.name, step, total)
+                self.add_up(*message[1:])
             elif message[0] == "leave":
                 left.add(message[1])
                 if left >= set(self.workers) - set(self.lost()):
                     self.report.report("done")
+
+    def tell_workers(self, *message: Any) -> None:
+        for name in self.workers:
+            self.send(name, *message)
+
+    def add_up(self, rank: int, step: int, value: int, joined: int) -> None:
+        """A push has come."""
+        pulse, name = self.pulse.pulse, self.process.name
+        with pulse.doing("serving"):
+            pulse.moved(pulse.at + 1)
+        self.training.pushes[self.process.env["ODSGD_SECRET"] + name, rank + 100 * joined, step] += 1
+        if self.training.asynchronous:
+            self.total += value
+            self.send(f"worker {rank}", "answer", name, step, self.total)
+            return
+        self.rounds[step][rank] = value
+        if len(self.rounds[step]) == self.num_workers:
+            self.total += sum(self.rounds.pop(step).values())
+            self.tell_workers("answer", name, step, self.total)
 
     def worker(self) -> int:
         self.begin()
@@ -396,9 +413,8 @@ class Node:
             self.send("scheduler", "here", self.process.name)
             self.await_(lambda message: message[0] == "all")
             start, total = self.training.newest()
-            if self.rank == 0:
-                for name in self.servers:
-                    self.send(name, "begin", total, start)
+            for name in self.servers if self.rank == 0 or self.on_sockets else ():
+                self.send(name, *("here", self.process.name) if self.rank else ("begin", "worker 0", total, start))
             begun = [self.await_(lambda message: message[0] == "begun") for _ in self.servers]
         return self.train(begun[0][1], total)
 
@@ -475,6 +491,8 @@ class Node:
     def receive_meeting(self, until: Optional[float] = None) -> Optional[Tuple[Any, ...]]:
         """As `receive`, and note who has come to an evaluation, and what a ring that is further has sent."""
         message = self.receive(until)
+        if message and message[0] == "gone":
+            self.ending.die("a server does not answer any more; see what it ended with", EXIT_FAILURE, consequence=True)
         if message and message[0] == "evaluated":
             self.met[message[1]].add(message[2])
         elif message and message[0] == "part":
@@ -499,8 +517,8 @@ class Node:
             message = self.receive_meeting(gives_up_at + 0.1 if gives_up_at else self.world.now + 0.2)
             if message and message[0] == "here":
                 came.add(message[1])
-        start, self.ring_total = self.training.newest()
-        return self.train(start, self.ring_total)
+        start, self.total = self.training.newest()
+        return self.train(start, self.total)
 
     def allreduce(self, step: int, part: int) -> int:
         for name in self.workers:
@@ -508,8 +526,8 @@ class Node:
                 self.send(name, "part", step, part)
         while len(self.parts[step]) < self.num_workers - 1:
             self.receive_meeting()
-        self.ring_total += part + sum(self.parts.pop(step))
-        return self.ring_total
+        self.total += part + sum(self.parts.pop(step))
+        return self.total
 
     def _mpi_ends(self, others: List[str]) -> None:
         if self.training.finals and self.process.data["attempt"] == self.training.finals[-1][0]:

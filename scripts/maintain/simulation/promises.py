@@ -62,7 +62,7 @@ def stops(result: Result) -> Iterator[str]:
 def names_the_victim(result: Result) -> Iterator[str]:
     """The process that is blamed is one that was hit, or the message says that nobody can be."""
     hits = result.hits
-    if any(hit.kind not in (*KILLS, "stop", "pause", *HARMLESS) for hit in hits):
+    if any(hit.kind not in (*KILLS, "stop", "pause", "hang", *HARMLESS) for hit in hits):
         return  # a host or a link may make its processes fail in their own words
     if not result.job.num_servers and any(hit.kind == "abort" for hit in hits):
         return  # MPI ends the others as if they had crashed, which is blamed before an abort
@@ -128,6 +128,18 @@ def names_in_time(result: Result) -> Iterator[str]:
     over = result.code == 0 and not named  # it was done already
     if not over and (not named or named[0] - hit.at_s > within_s):
         yield f"{hit.victim} was hit at {hit.at_s:.2f} s ({hit.kind}), and is not named within {within_s:g} s"
+
+
+def names_who_is_late(result: Result) -> Iterator[str]:
+    """A worker that hangs before it asks to join is missing after --startup-timeout, if the others wait so long."""
+    hit, startup_s = result.hits[0] if len(result.hits) == 1 else None, result.job.startup_timeout_s
+    if hit is None or hit.kind != "hang" or result.training.timeout_s < startup_s:
+        return
+    if 0 < hit.lasts_s < startup_s:
+        return
+    if not any(at < startup_s + NAMED_WITHIN_S and "missing: " in text and hit.victim in text
+               for at, text in result.said):
+        yield f"{hit.victim} has not asked to join, and is not said to be missing after {startup_s:g} s"
 
 
 def leaves_nothing(result: Result) -> Iterator[str]:
@@ -223,7 +235,7 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
     ends, says_why, stops, names_the_victim, blames_no_data, ends_what_waits, tries_again, names_in_time,
-    leaves_nothing, one_at_a_time, resumes, restarts, takes_in, raises_nothing]
+    names_who_is_late, leaves_nothing, one_at_a_time, resumes, restarts, takes_in, raises_nothing]
 
 
 def broken(result: Result) -> List[str]:

@@ -83,7 +83,7 @@ class Result:
         return [text for _, text in self.said]
 
 
-def draw_job(image: Image, draw: random.Random) -> Any:
+def draw_job(image: Image, draw: random.Random, more: random.Random) -> Any:
     """A request as a user may make it."""
     num_workers = draw.choice((1, 2, 2, 3, 4))
     num_servers = draw.choice((0, 0, 1, 1, 2))
@@ -93,7 +93,7 @@ def draw_job(image: Image, draw: random.Random) -> Any:
     restarts = draw.choice((0, 1, 2, 3))
     elastic = bool(restarts) and num_workers > 1 and draw.random() < 0.5
     goes_on = num_servers > 0 and num_workers > 1 and not restarts and draw.random() < 0.6
-    return image.load("odsgd.launch.plan").Job(
+    job = image.load("odsgd.launch.plan").Job(
         command=("train",), num_workers=num_workers, num_servers=num_servers, launcher="ssh" if ssh else "local",
         slots=slots, remote_python="python", hang_timeout_s=draw.choice((4.0, 15.0, 60.0)), max_restarts=restarts,
         startup_timeout_s=draw.choice((20.0, 60.0)), rejoin_timeout_s=draw.choice((5.0, 20.0, 60.0)),
@@ -101,10 +101,13 @@ def draw_job(image: Image, draw: random.Random) -> Any:
         most_workers=num_workers if elastic else None, grow=elastic and draw.random() < 0.5,
         on_worker_loss="continue" if goes_on else "fail", wire="ps-lite",
         spare=draw.choice((0, 1)) if goes_on and num_workers > 2 else 0)
+    if num_servers and (job.spare or more.random() < (0.9 if goes_on else 0.6)):
+        return dataclasses.replace(job, wire="sockets")
+    return dataclasses.replace(job, closed="ps-lite and MPI take nobody in later")
 
 
-def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool) -> List[Fault]:
-    """None to four faults on the job's processes, hosts and links."""
+def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more: random.Random) -> List[Fault]:
+    """None to four faults on the job's processes, hosts and links; seldom a worker that hangs while it imports."""
     workers, servers = [f"worker {rank}" for rank in range(job.num_workers)], [f"server {rank}" for rank in
                                                                               range(job.num_servers)]
     hosts = [host.address for host in job.slots]
@@ -134,6 +137,8 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool) -> L
             lasts_s = 0.0
         moment = f"{draw.choice(('evaluation', 'checkpoint', 'end'))} {draw.randrange(1, 4)}"
         faults.append(Fault(kind, victim, at_s, call, lasts_s, moment if not call and draw.random() < 0.3 else ""))
+    if more.random() < 0.01 and (servers or len(workers) > 1):  # else nobody waits for it
+        return [Fault("hang", more.choice(workers), 0.0, 1, more.choice((3.0, 30.0)) if heals else 0.0, "")]
     return faults
 
 
@@ -189,6 +194,9 @@ class Injector:
                 world.after(fault.lasts_s, lambda: victim.signal(signal.SIGCONT))
             if kind == "interrupt twice":
                 world.after(0.5, lambda: victim.signal(signal.SIGINT))
+            return True
+        if kind == "hang" and process:
+            process.data["hangs_s"] = fault.lasts_s or 1e9
             return True
         if self.result.launcher.dead:
             return False
@@ -270,11 +278,11 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
     world = World(seed)
     stdlib.use(world)
     image.load("kvstore.job.aside")._failed.clear()
-    job, heals = draw_job(image, draw), draw.random() < 0.5
+    job, heals = draw_job(image, draw, more), draw.random() < 0.5
     training = programs.Training(world, image, draw)
     training.draw_alone(job, more)
     training.asynchronous = job.on_worker_loss == "continue"
-    grows = training.asynchronous and draw.random() < 0.7
+    grows = training.asynchronous and draw.random() < 0.7 and not job.closed
     _set_pace(image, training.seldom and not grows)
     world.programs = programs.table(training)
     here = world.host(HERE)
@@ -286,7 +294,7 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
                       {0: Null(), 1: out, 2: err})
     process.label = "launcher"
     result = Result(seed, job, training, world, process, heals)
-    result.faults = [fault for number, fault in enumerate(draw_faults(job, training.about_s, draw, heals))
+    result.faults = [fault for number, fault in enumerate(draw_faults(job, training.about_s, draw, heals, more))
                      if number not in without]
     injector = Injector(result, out, err)
     training.born, training.reach = injector.born, injector.reach
