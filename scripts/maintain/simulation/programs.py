@@ -96,26 +96,32 @@ class Fabric:
     def __init__(self, world: World) -> None:
         self.world = world
         self.nodes: Dict[str, Process] = {}
+        self.before: Dict[str, Process] = {}  # those in whose place others have joined
         self.boxes: Dict[str, Box] = collections.defaultdict(Box)
-        self.last: Dict[Tuple[str, str], float] = {}
 
     def add(self, name: str, process: Process) -> Box:
-        self.nodes[name] = process
-        self.boxes[name].changed()
-        return self.boxes[name]
+        if name in self.nodes:
+            self.before[name], self.boxes[name] = self.nodes[name], Box()
+        self.nodes[name], box = process, self.boxes[name]
+        process.data["box"] = box
+        box.changed()
+        return box
 
     def send(self, source: Process, to: str, *message: Any) -> None:
-        target = self.nodes.get(to)
-        if target is None:
+        if to in self.nodes:
+            self.carry(source, self.nodes[to], message)
+        else:
             self.boxes[to].items.append(message)  # it binds later, and its callers try again
-            return
-        link = self.world.link(f"data {source.host.name}", f"data {target.host.name}")
-        link.carry(lambda: self._arrive(target, to, message))
 
-    def _arrive(self, target: Process, to: str, message: Tuple[Any, ...]) -> None:
+    def carry(self, source: Process, target: Process, message: Tuple[Any, ...]) -> None:
+        link = self.world.link(f"data {source.host.name}", f"data {target.host.name}")
+        link.carry(lambda: self._arrive(target, message))
+
+    @staticmethod
+    def _arrive(target: Process, message: Tuple[Any, ...]) -> None:
         if not target.dead:
-            self.boxes[to].items.append(message)
-            self.boxes[to].changed()
+            target.data["box"].items.append(message)
+            target.data["box"].changed()
 
 
 def launcher(training: Training, job: Any) -> Any:
@@ -377,6 +383,8 @@ class Node:
                     self.report.report("joined")
                 if start >= 0 and (here >= set(self.workers) - set(self.lost()) or not self.on_sockets):
                     self.tell_workers("begun", start)
+            elif message[0] == "joins" and message[1] in self.fabric.before:  # who was given up may still send
+                self.fabric.carry(self.process, self.fabric.before[message[1]], ("gone",))
             elif message[0] == "push":
                 self.add_up(*message[1:])
             elif message[0] == "leave":
@@ -408,6 +416,8 @@ class Node:
         if not self.num_servers:
             return self.ring_worker()
         if self.joined:
+            for name in self.servers:
+                self.send(name, "joins", self.process.name)
             return self.train(int(self.process.env["ODSGD_JOINED_AT"]), 0)
         with self.waiting.within(self.training.timeout_s, "the others have not come"):
             self.send("scheduler", "here", self.process.name)

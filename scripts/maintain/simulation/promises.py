@@ -17,6 +17,8 @@ FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \("
 LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
 LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
+ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|was lost) "
+                   r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
 NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
 
 
@@ -142,6 +144,15 @@ def names_who_is_late(result: Result) -> Iterator[str]:
         yield f"{hit.victim} has not asked to join, and is not said to be missing after {startup_s:g} s"
 
 
+def tells_its_own_end(result: Result) -> Iterator[str]:
+    """The exit code with which a process is said to have ended is its own, not that of another in whose place it is."""
+    for text in result.texts():
+        ended = ENDED.match(text)
+        if ended and not any(f"{ended[1]} (pid {ended[2]}, " in line and line.endswith(f"ended: {ended[3]}")
+                             for line in result.world.history):
+            yield text
+
+
 def leaves_nothing(result: Result) -> Iterator[str]:
     """When the launcher has ended nothing of the job is left: no process, no file."""
     held = {hit.victim.partition(" ")[2] or HERE for hit in result.hits if hit.kind in ("stop", "pause")
@@ -235,7 +246,7 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
     ends, says_why, stops, names_the_victim, blames_no_data, ends_what_waits, tries_again, names_in_time,
-    names_who_is_late, leaves_nothing, one_at_a_time, resumes, restarts, takes_in, raises_nothing]
+    names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes, restarts, takes_in, raises_nothing]
 
 
 def broken(result: Result) -> List[str]:

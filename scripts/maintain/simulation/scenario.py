@@ -107,7 +107,7 @@ def draw_job(image: Image, draw: random.Random, more: random.Random) -> Any:
 
 
 def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more: random.Random) -> List[Fault]:
-    """None to four faults on the job's processes, hosts and links; seldom a worker that hangs while it imports."""
+    """None to four faults on the job's processes, hosts and links; or one of the seldom ones."""
     workers, servers = [f"worker {rank}" for rank in range(job.num_workers)], [f"server {rank}" for rank in
                                                                               range(job.num_servers)]
     hosts = [host.address for host in job.slots]
@@ -137,9 +137,22 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more
             lasts_s = 0.0
         moment = f"{draw.choice(('evaluation', 'checkpoint', 'end'))} {draw.randrange(1, 4)}"
         faults.append(Fault(kind, victim, at_s, call, lasts_s, moment if not call and draw.random() < 0.3 else ""))
-    if more.random() < 0.01 and (servers or len(workers) > 1):  # else nobody waits for it
-        return [Fault("hang", more.choice(workers), 0.0, 1, more.choice((3.0, 30.0)) if heals else 0.0, "")]
-    return faults
+    return draw_seldom(job, about_s, heals, more) or faults
+
+
+def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> List[Fault]:
+    """A worker hangs while it imports, or is given up and lives on beside the one that joins in its place; or none."""
+    hosts = [host.address for host in job.slots]
+    served = {(job.num_workers + rank) % len(hosts) for rank in range(job.num_servers) if hosts}
+    given_up = [host for number, host in enumerate(hosts[:job.num_workers]) if number and number not in served]
+    if more.random() < 0.01 and (job.num_servers or job.num_workers > 1):  # else nobody waits for it
+        lasts_s = more.choice((3.0, 30.0)) if heals else 0.0
+        return [Fault("hang", f"worker {more.randrange(job.num_workers)}", 0.0, 1, lasts_s, "")]
+    if job.on_worker_loss == "continue" and not job.closed and given_up and job.hang_timeout_s < 10.0 < about_s - 5.0:
+        host, lasts_s = more.choice(given_up), job.hang_timeout_s + 5 * more.random()
+        kind, victim = more.choice((("pause", f"agent {host}"), ("cut", host)))
+        return [Fault(kind, victim, 4 + 4 * more.random(), 0, lasts_s, "")]
+    return []
 
 
 class Injector:
