@@ -182,7 +182,7 @@ def ssh(training: Training, process: Process, argv: Sequence[str]) -> int:
     out, back = world.link(process.host.name, target.name), world.link(target.name, process.host.name)
     stdlib.sleep(0.1 + world.random.random() * 0.4)
     began = world.now
-    while not target.up or out.cut or back.cut:
+    while not target.up or target.frozen or out.cut or back.cut:
         if world.now - began >= within_s:
             return _complain(f"ssh: connect to host {target.name} port 22: Connection timed out")
         stdlib.sleep(1.0)
@@ -230,7 +230,8 @@ class Session:
                 return _complain(f"client_loop: connection to {self.there.name} was reset")
             over.look()
             links = self.world.link(self.here.name, self.there.name), self.world.link(self.there.name, self.here.name)
-            silent = (silent or self.world.now) if not self.there.up or any(link.cut for link in links) else 0.0
+            away = not self.there.up or self.there.frozen or any(link.cut for link in links)
+            silent = (silent or self.world.now) if away else 0.0
             if silent and self.world.now - silent > ALIVE_EVERY_S * ALIVE_TIMES:
                 return _complain(f"Timeout, server {self.there.name} not responding.")
             if self.there.boot != self.stdin.boots[1] and self.there.up:

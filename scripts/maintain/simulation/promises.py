@@ -12,6 +12,7 @@ from scripts.maintain.simulation.scenario import HERE, Result
 
 KILLS = ("kill", "segv", "abort")
 HARMLESS = ("clock", "block output", "late agents")
+OWN_DEADLINES = ("exit code 75", f"exit code {MPI_GAVE_UP}")
 SIGNALS = {"interrupt": 130, "interrupt twice": 130, "terminate": 143}
 FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(")
 LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
@@ -77,7 +78,7 @@ def names_the_victim(result: Result) -> Iterator[str]:
                for victim in victims):  # the line names the processes behind an agent
             continue
         # A deadline tells the round that has not ended, MPI that it has not found the others: not who was late.
-        if failed and failed[1] not in victims and not text.endswith(("exit code 75", f"exit code {MPI_GAVE_UP}")):
+        if failed and failed[1] not in victims and not text.endswith(OWN_DEADLINES):
             yield f"{failed[1]} is blamed, and {', '.join(sorted(victims)) or 'nobody'} was hit: {text}"
         if lost and not victims & {f"agent {lost[1]}", f"ssh {lost[1]}", f"agent {HERE}"}:
             yield f"host {lost[1]} is said to be lost, and {', '.join(sorted(victims)) or 'nothing'} was hit: {text}"
@@ -153,11 +154,24 @@ def tells_its_own_end(result: Result) -> Iterator[str]:
             yield text
 
 
+def blames_no_freeze(result: Result) -> Iterator[str]:
+    """When all processes of a job stand still at once, or those of a host for less than --hang-timeout, and go on,
+    none is blamed: but for its own deadline, as MPI's search for others."""
+    hit, job = result.hits[0] if len(result.hits) == 1 else None, result.job
+    if hit is None or hit.kind != "freeze" or (hit.victim != "all" and hit.lasts_s > job.hang_timeout_s - 2.0):
+        return
+    for text in result.texts():
+        blamed = FAILED.match(text) or LOST.match(text) or "every process has answered" in text
+        if blamed and hit.lasts_s < job.startup_timeout_s and not text.endswith(OWN_DEADLINES):
+            yield f"{hit.victim} stood still for {hit.lasts_s:g} s: {text}"
+
+
 def leaves_nothing(result: Result) -> Iterator[str]:
     """When the launcher has ended nothing of the job is left: no process, no file."""
     held = {hit.victim.partition(" ")[2] or HERE for hit in result.hits if hit.kind in ("stop", "pause")
             and hit.victim.startswith(("agent", "ssh", "launcher"))}
-    away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "cut", "cut one way", "slow")}
+    away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "cut", "cut one way", "slow",
+                                                                  "freeze")}
     if result.code is None or HERE in away:
         return
     killed = {hit.victim.partition(" ")[2] for hit in result.hits
@@ -181,7 +195,7 @@ def one_at_a_time(result: Result) -> Iterator[str]:
 
     Those of an agent that is stopped, or cut off, do for a while: the lock on the run's folder keeps them apart.
     """
-    apart = ("stop", "pause", "cut", "cut one way", "slow", "lose host", "reboot")
+    apart = ("stop", "pause", "cut", "cut one way", "slow", "lose host", "reboot", "freeze")
     if any(hit.kind in apart for hit in result.hits):
         return
     newest = 0
@@ -245,8 +259,9 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
-    ends, says_why, stops, names_the_victim, blames_no_data, ends_what_waits, tries_again, names_in_time,
-    names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes, restarts, takes_in, raises_nothing]
+    ends, says_why, stops, names_the_victim, blames_no_data, blames_no_freeze, ends_what_waits, tries_again,
+    names_in_time, names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes, restarts, takes_in,
+    raises_nothing]
 
 
 def broken(result: Result) -> List[str]:

@@ -141,10 +141,13 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more
 
 
 def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> List[Fault]:
-    """A worker hangs while it imports, or is given up and lives on beside the one that joins in its place; or none."""
+    """Hosts freeze; or a worker hangs while it imports, or is given up and lives on beside who joins; or none."""
     hosts = [host.address for host in job.slots]
     served = {(job.num_workers + rank) % len(hosts) for rank in range(job.num_servers) if hosts}
     given_up = [host for number, host in enumerate(hosts[:job.num_workers]) if number and number not in served]
+    if more.random() < 0.02:
+        victim = more.choice((*hosts, HERE, "all", "all"))
+        return [Fault("freeze", victim, about_s * more.random(), 0, more.choice((3.0, 8.0, 25.0)), "")]
     if more.random() < 0.01 and (job.num_servers or job.num_workers > 1):  # else nobody waits for it
         lasts_s = more.choice((3.0, 30.0)) if heals else 0.0
         return [Fault("hang", f"worker {more.randrange(job.num_workers)}", 0.0, 1, lasts_s, "")]
@@ -213,6 +216,11 @@ class Injector:
             return True
         if self.result.launcher.dead:
             return False
+        if kind == "freeze":
+            for host in [one for name, one in world.hosts.items() if fault.victim in ("all", name)]:
+                host.freeze()
+                world.after(fault.lasts_s, host.thaw)
+            return True
         undo = self._at_host(kind, world.host(fault.victim) if fault.victim[0].isdigit() else world.host(HERE))
         if undo and fault.lasts_s:
             world.after(fault.lasts_s, undo)

@@ -18,6 +18,7 @@ from scripts.maintain.simulation.files import File, Link, Node
 
 QUIET = (signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)
 """Signals that do nothing by default."""
+THAWS_WITHIN_S = 0.5
 Main = Callable[["Process"], Optional[int]]
 
 
@@ -219,7 +220,7 @@ class Process:
         self.children: List[Process] = []
         self.reaped = File()  # changes when a child ends
         self.code: Optional[int] = None  # set when the process has ended and can be waited for
-        self.dead = self.stopped = self.subreaper = False
+        self.dead = self.stopped = self.frozen = self.subreaper = False
         self.death_signal = 0
         self.handlers: Dict[int, Any] = {}
         self.wakeup_fd = -1
@@ -307,7 +308,7 @@ class Process:
         elif number == signal.SIGSTOP:
             self.stopped = True
         elif number == signal.SIGCONT:
-            self._go_on()
+            self.go_on(thawed=False)
         elif handler == signal.SIG_IGN or (handler == signal.SIG_DFL and number in QUIET):
             return
         elif self.stopped:
@@ -326,10 +327,15 @@ class Process:
                 self.fds[self.wakeup_fd].write(bytes([number]))
             self.tasks[0].wake()
 
-    def _go_on(self) -> None:
-        if not self.stopped:
+    def freeze(self) -> None:
+        """Its container does: no signal has it go on, and the kernel does not call it stopped."""
+        self.frozen = self.stopped = True
+
+    def go_on(self, thawed: bool = True) -> None:
+        """By SIGCONT, or since its container does."""
+        if not self.stopped or (self.frozen and not thawed):
             return
-        self.stopped = False
+        self.stopped = self.frozen = False
         held, self.held = self.held, []
         for task in held:
             task.wake()
@@ -386,7 +392,7 @@ class Process:
 
     @property
     def state(self) -> str:
-        return "Z" if self.code is not None else "T" if self.stopped else "S"
+        return "Z" if self.code is not None else "T" if self.stopped and not self.frozen else "S"
 
 
 class Host:
@@ -397,6 +403,7 @@ class Host:
         self.up = True
         self.boot, self.late_s = 0, 0.0
         self.full = False  # of its disk
+        self.frozen = False
         self.wall_s = 1.7e9  # what its wall clock shows at the beginning
         self.started_s, self.pace = 1e3 * sum(name.encode()) % 7e5, 1 + (sum(name.encode()) % 7 - 3) * 1e-4
         """What its other clock shows at the beginning, and how fast that one is."""
@@ -437,6 +444,18 @@ class Host:
 
     def return_power(self) -> None:
         self.up = True
+
+    def freeze(self) -> None:
+        """All processes stand still at once."""
+        self.frozen = True
+        for process in self.processes.values():
+            process.freeze()
+
+    def thaw(self) -> None:
+        """They go on, in any order."""
+        self.frozen = False
+        for process in self.processes.values():
+            self.world.after(THAWS_WITHIN_S * self.world.random.random(), process.go_on)
 
     def below(self, folder: str) -> Iterator[str]:
         """The paths in a folder."""
