@@ -174,11 +174,12 @@ def _agent(training: Training, process: Process) -> int:
 def ssh(training: Training, process: Process, argv: Sequence[str]) -> int:
     """Carries the standard streams of a command on another host; its settings are the launcher's."""
     world = process.world
-    process.label = f"ssh {argv[-2]}"
+    address = argv[-2].rpartition("@")[2]
+    process.label = f"ssh {address}"
     process.handlers[signal.SIGPIPE] = signal.SIG_DFL
     training.born(process)
     within_s = float(next(word for word in argv if word.startswith("ConnectTimeout=")).partition("=")[2])
-    target = world.host(argv[-2])
+    target = world.host(address)
     out, back = world.link(process.host.name, target.name), world.link(target.name, process.host.name)
     stdlib.sleep(0.1 + world.random.random() * 0.4)
     began = world.now

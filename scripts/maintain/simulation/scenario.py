@@ -101,6 +101,9 @@ def draw_job(image: Image, draw: random.Random, more: random.Random) -> Any:
         most_workers=num_workers if elastic else None, grow=elastic and draw.random() < 0.5,
         on_worker_loss="continue" if goes_on else "fail", wire="ps-lite",
         spare=draw.choice((0, 1)) if goes_on and num_workers > 2 else 0)
+    if slots and more.random() < 0.1:  # a second agent at an address, by another user, or beside the launcher's own
+        twice = more.choice((host(HERE), slots[0]._replace(user="bob")))
+        job = dataclasses.replace(job, slots=(slots[0], twice, *slots[1:]))
     if num_servers and (job.spare or more.random() < (0.9 if goes_on else 0.6)):
         return dataclasses.replace(job, wire="sockets")
     return dataclasses.replace(job, closed="ps-lite and MPI take nobody in later")
@@ -141,10 +144,15 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more
 
 
 def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> List[Fault]:
-    """Hosts freeze; or a worker hangs while it imports, or is given up and lives on beside who joins; or none."""
+    """One of two agents at an address stands still; hosts freeze; a worker hangs while it imports, or is given up and
+    lives on beside who joins; or none."""
     hosts = [host.address for host in job.slots]
     served = {(job.num_workers + rank) % len(hosts) for rank in range(job.num_servers) if hosts}
     given_up = [host for number, host in enumerate(hosts[:job.num_workers]) if number and number not in served]
+    twice = [host for host in hosts if hosts.count(host) > 1 or (host == HERE and job.num_servers)]
+    if twice and more.random() < 0.2:
+        kind, lasts_s = ("pause", 30.0) if heals else ("stop", 0.0)
+        return [Fault(kind, f"agent {twice[0]}", about_s * more.random(), 0, lasts_s, "")]
     if more.random() < 0.02:
         victim = more.choice((*hosts, HERE, "all", "all"))
         return [Fault("freeze", victim, about_s * more.random(), 0, more.choice((3.0, 8.0, 25.0)), "")]
