@@ -22,6 +22,19 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "a worker of a ring that was ended since it stood still was not blamed, and one that MPI crashed then was": [
         ("odsgd.launch.policy.failures", "self.member is None or self.member.hung or self.member.error is not None",
          "self.member is None or self.member.error is not None")],
+    "a worker that had waited for longer than --hang-timeout was ended when its wait was over": [
+        (LIVENESS, "if waited and self.waits_s is None:", "if False:")],
+    "on sockets the startup timeout did not see a worker that never asked to join": [
+        (JUDGE, 'worker.blocks_startup if self.on_sockets else worker.phase == "waiting"',
+         'worker.phase == "waiting"')],
+    "the last words of a lost worker were taken for those of the worker that joined in its place": [
+        ("odsgd.launch.supervisor", "not agent.has(message.process)", "message.process not in self.judge.members")],
+    "after a pause of a whole job healthy processes were said to have been silent": [
+        ("odsgd.launch.agent.agent", "if held_up_s > HELD_UP_S:", "if False:")],
+    "of two agents at one address only the first was watched": [
+        (LIVENESS, "(process.planned_host, process.agent_at)", "(process.planned_host, 0.0)"),
+        (LIVENESS, "for (_, heard_at), processes in agents.items():", "for (_, _), processes in agents.items():"),
+        (LIVENESS, "silent_s = now - heard_at", "silent_s = now - (processes[0].agent_at or now)")],
     "a worker stopped before its first beat was not noticed": [
         (CHILD, '(self.stopped_at or now) if state == "T" else None', "None")],
     "a link that went down while workers met for an evaluation was waited for ten times as long": [
