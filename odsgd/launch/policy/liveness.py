@@ -266,8 +266,8 @@ class LivenessMonitor:
                 if process.agent_at is not None and now - process.agent_at < self._fresh_s]
 
     def _answering(self, now: float) -> List[_ProcessState]:
-        return [process for process in self._fresh(now)
-                if process.silent_s is not None and process.silent_s < self._fresh_s]
+        return [process for process in self._fresh(now) if process.silent_s is not None
+                and process.silent_s < self._fresh_s and now - process.beat_at < self._fresh_s]
 
     def _because(self, process: _ProcessState) -> str:
         state = KERNEL_STATES.get(process.kernel_state, "")

@@ -300,7 +300,7 @@ def _heal(links: List[Link]) -> None:
         link.heal()
 
 
-def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float = 2000.0) -> Result:
+def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float = 4000.0) -> Result:
     """One history: the same seed and the same faults left out give the same one."""
     draw, more = random.Random(seed), random.Random(f"more {seed}")
     """What came later is drawn from `more`, so that most histories stay as they were."""

@@ -230,6 +230,15 @@ def test_of_two_agents_at_one_address_the_silent_one_is_lost() -> None:
     assert hung == Hung(["worker 0", "worker 1"], "its agent has not answered for 60 s", "10.0.0.1")
 
 
+def test_an_agent_that_goes_on_may_speak_before_it_passes_on_beats() -> None:
+    story = Story(hang_timeout_s=4.0)
+    story.goes_on(20)
+    story.goes_on(2, moves=False)
+    assert [story.liveness.find_hung(now) for now in (23.0, 24.0, 25.0)] == [None] * 3
+    story.liveness.heard(HOSTS, 25.2)
+    assert story.liveness.find_hung(25.2) is None
+
+
 def test_one_that_stood_still_and_is_stopped_then_is_named_for_both() -> None:
     story = Story()
     story.goes_on(20)
