@@ -34,7 +34,8 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
          to: Optional[str] = None) -> CheckpointKeeper:
     """Write a checkpoint after `every` iterations, and keep the last `kept`. Collective, before the first step.
 
-    `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none.
+    `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none as
+    new.
 
     All parameters of `net` are initialized. If `folder` holds a checkpoint it is gone on from: `net`, the store and the
     optimizer's state are as they were after that iteration. Until `close` no other job has it: that one is refused.

@@ -7,7 +7,8 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tupl
 from kvstore.errors import EXIT_DEADLINE
 from kvstore.job.ending import die
 
-HELD_UP_S = 5.0
+STOOD_STILL_S = 5.0
+"""A sleep that lasts so much longer says that this process was stopped, or all of its host."""
 
 
 class Deadlines:
@@ -80,12 +81,12 @@ class Deadlines:
                 one.since += seconds
 
     def _watch(self) -> None:
-        before = time.monotonic()
         while True:
+            asleep = time.monotonic()
             time.sleep(self.TICK_S)
             now = time.monotonic()
-            held_up_s, before = now - before - self.TICK_S, now
-            if held_up_s > HELD_UP_S:  # and perhaps all the job was: that time does not count
+            held_up_s = now - asleep - self.TICK_S
+            if held_up_s > STOOD_STILL_S:  # and perhaps all the job: that time does not count
                 self._put_off(held_up_s)
             with self._lock:
                 overdue = [message for _, due, message in sorted(self._due.values()) if due < now]

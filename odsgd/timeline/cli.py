@@ -57,7 +57,7 @@ def merge(argv: List[str]) -> None:
     try:
         print(finish(options.folder, options.out))
     except OSError as error:
-        raise ConfigError(f"-o {options.out}: {error.strerror}") from None
+        raise ConfigError(f"{options.out or options.folder}: {error.strerror}") from None
 
 
 def summary(argv: List[str]) -> None:

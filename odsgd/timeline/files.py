@@ -57,7 +57,8 @@ def _events(path: Path) -> Tuple[List[Event], List[str]]:
     except ValueError:
         content = list(_whole_lines(text))
     if isinstance(content, dict):
-        return content.get("traceEvents", []), content.get("otherData", {}).get("remarks", [])
+        about = content.get("otherData", {})
+        return content.get("traceEvents", []), about.get("remarks", []) if isinstance(about, dict) else []
     return content, []
 
 
@@ -84,11 +85,12 @@ def _tracks(events: List[Event], path: Path) -> List[Track]:
             if event["ph"] == "X" and event["pid"] in found:
                 start_s, end_s = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
                 found[event["pid"]].bars.append(Bar(event["cat"], event["name"], start_s, end_s, event["args"]))
+        tracks = sorted(found.values(), key=lambda track: (track.about["role"] != "worker", track.about["rank"]))
     except (KeyError, TypeError):
         raise _no_trace(path) from None
-    if not found:
+    if not tracks:
         raise _no_trace(path)
-    return sorted(found.values(), key=lambda track: (track.about["role"] != "worker", track.about["rank"]))
+    return tracks
 
 
 def write(timeline: Timeline, path: Path) -> None:

@@ -48,7 +48,7 @@ class Agent:
         self.heard_at = time.monotonic()
         self.beats_at = 0.0
         self.selector = selectors.DefaultSelector()
-        self.paused = False
+        self.paused = self.excused = False
         self._listen_to_signals()  # before there is anything to remove
         self.lost_file = _new_lost_file() if orders.tells_losses else None
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
@@ -108,8 +108,9 @@ class Agent:
 
     def _excuse(self, held_up_s: float) -> None:
         """If this agent was held up, perhaps all the host was: nobody was silent meanwhile."""
-        if held_up_s > HELD_UP_S:
-            self.beats_at = now = time.monotonic()
+        now, excused, self.excused = time.monotonic(), self.excused, held_up_s > HELD_UP_S
+        if self.excused:
+            self.beats_at = self.beats_at if excused else now  # what has come meanwhile is read before beats are sent
             self.heard_at = min(now, self.heard_at + held_up_s)
             for child in self.children.values():
                 child.beat_at = None if child.beat_at is None else min(now, child.beat_at + held_up_s)
@@ -301,7 +302,7 @@ class Agent:
             self.tunnel.channel.flush()
         full = len(self.channel.backlog) > MAX_BACKLOG
         if full != self.paused:
-            self.paused, self.beats_at = full, time.monotonic()  # what has come meanwhile is read before beats are sent
+            self.paused, self.beats_at = full, time.monotonic()  # as in `_excuse`
             for child in self.children.values():
                 for stream in child.streams:
                     if full:

@@ -277,7 +277,8 @@ class Judge:
     def _give_up_joiners(self, now: float) -> None:
         """Nobody waits for a worker that joins: its place is free again if it has not within the startup timeout."""
         late = [worker for worker in self.workers if worker.part == "joiner" and not worker.joined
-                and worker.code is None and 0 < self.startup_timeout_s <= now - worker.began_at]
+                and worker.code is None and 0 < self.startup_timeout_s <= now - worker.began_at
+                and not any(worker in failure.members for failure in self.failures)]
         for worker in late:
             worker.part, worker.lost_at = "lost", now
             self.liveness.ended(worker.name)

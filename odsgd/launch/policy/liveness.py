@@ -16,14 +16,16 @@ long it has waited for others, and how long it has been silent.
    after `UNEVEN_DATA_S`; we only warn if the first has not said where it ended. If all wait for each other at different
    iterations, and not in training, we warn after the time of rule 1 that this or lost messages may be the cause; their
    own deadline or rule 3 ends them. This rule skips asynchronous jobs.
-5. If the launcher itself was held up, no process was silent meanwhile.
+5. If the launcher itself was held up, no process was silent meanwhile; an agent that was excuses its processes alike.
+   A process is judged by rules 2 to 4 by beats that have just come.
 """
 import math
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 WARN_S = 10.0
-HELD_UP_S = 2.0
+HELD_UP_S = 2.0  # a look at the clock that comes so late says that we, or all the host, stood still
+NEWS_WITHIN_S = 2.0  # within which the next beat of a process comes
 UNEVEN_DATA_S = 2.0
 FRESH_S = 4.0
 """A beat that is older says nothing about the present."""
@@ -97,7 +99,7 @@ class LivenessMonitor:
         self._looked_at = self._counted_at = now
         self._going = sum(name.startswith("worker") for name in hosts)
         self._warnings: List[str] = []
-        self._silent_agents: Set[str] = set()
+        self._silent_agents: Set[str] = set()  # by their first process
         self.farthest = 0  # the greatest iteration in a worker's beats
         self._ended_workers: Dict[str, _ProcessState] = {}
         self._uneven = False  # the user has been told that the data differ in length
@@ -137,6 +139,7 @@ class LivenessMonitor:
     def ended(self, name: str) -> None:
         """The process has ended, and is not watched any more."""
         process = self._processes.pop(name, None)
+        self._silent_agents.discard(name)
         if process is not None and name.startswith("worker"):
             self._ended_workers[name] = process
 
@@ -168,16 +171,16 @@ class LivenessMonitor:
             if process.agent_at is not None:
                 agents.setdefault((process.planned_host, process.agent_at), []).append(process)
         for (_, heard_at), processes in agents.items():
-            names, host, agent = [process.name for process in processes], processes[0].host, processes[0].name
+            names, host, first = [process.name for process in processes], processes[0].host, processes[0].name
             silent_s = now - heard_at
             if silent_s > self._limit_s:
                 return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
-            if silent_s > self._warn_s and agent not in self._silent_agents:
-                self._silent_agents.add(agent)
+            if silent_s > self._warn_s and first not in self._silent_agents:
+                self._silent_agents.add(first)
                 self._warnings.append(f"the agent on host {host} has not answered for {silent_s:.0f} s; it, its host "
                                       f"or the network is held up ({', '.join(names)} run there)")
-            elif silent_s < self._fresh_s and agent in self._silent_agents:
-                self._silent_agents.remove(agent)
+            elif silent_s < self._fresh_s and first in self._silent_agents:
+                self._silent_agents.remove(first)
                 self._warnings.append(f"the agent on host {host} answers again")
         return None
 
@@ -219,7 +222,7 @@ class LivenessMonitor:
                  and min(process.waits_s, now - process.moved_at) > process.limit_s(self._limit_s, waits=True)]
         if not workers or len(stuck) < len(workers) or any(process not in answering for process in stuck):
             return None
-        if now - self._counted_at < HELD_UP_S:
+        if now - self._counted_at < NEWS_WITHIN_S:
             return None
         where = ", ".join(f"{process.name} at iteration {process.progress}" for process in workers)
         return Hung([process.name for process in answering],

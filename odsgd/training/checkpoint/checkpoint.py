@@ -76,8 +76,8 @@ class UnfinishedCheckpoint:
         new = self._leads and not self._folder.is_dir()
         if self._leads:  # what has this number counts no more
             remove_for_good(self._folder / manifests.MANIFEST)
-        make_folder(self._folder)
         store.barrier()
+        make_folder(self._folder)
         self._uncopied = "" if second is None else _from_leader(store, lambda: "" if new else self._uncount_copy())
         writes: Dict[str, Callable[[Path], None]] = {}
         (arrays, meta), parameters = store.worker_state(), net.collect_params()

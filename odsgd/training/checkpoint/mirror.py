@@ -1,7 +1,7 @@
 """A second place for checkpoints, so that the loss of a disk is not the loss of a run: a folder, or one on a host.
 
 It has the layout of a run's `checkpoints`. A file is there under its name when all of it is there, and the manifest
-comes last. On a host the folder is reached by ssh, which asks for nothing there but sh, cat, wc, sync, mv and rm.
+comes last. On a host the folder is reached by ssh, which asks for nothing there but a shell and coreutils.
 """
 from __future__ import annotations
 
@@ -169,4 +169,4 @@ def mirror_at(place: Optional[str]) -> Optional[CheckpointMirror]:
     host, colon, folder = place.partition(":")
     if not colon or "/" in host:
         return CheckpointMirror(place)
-    return RemoteMirror(host, folder[2:] or "." if folder.startswith("~/") else folder)  # ssh begins there
+    return RemoteMirror(host, folder[2:] or "." if folder == "~" or folder.startswith("~/") else folder)  # ssh's first

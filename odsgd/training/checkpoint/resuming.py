@@ -95,12 +95,12 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
     without the parts of other workers."""
     while there:
         folder = root / str(there.pop())
-        if second is not None and not (folder / manifests.MANIFEST).exists():
-            for name in (manifests.WEIGHTS, manifests.SERVERS, manifests.MANIFEST):
-                bring(second, folder, name)
         try:
+            if second is not None and not (folder / manifests.MANIFEST).exists():
+                for name in (manifests.WEIGHTS, manifests.SERVERS, manifests.MANIFEST):
+                    bring(second, folder, name)
             manifest = manifests.read_manifest(folder)
-        except manifests.DamagedError as error:
+        except (manifests.DamagedError, MirrorError) as error:
             passed.append((folder.name, str(error)))
             continue
         check(manifest)

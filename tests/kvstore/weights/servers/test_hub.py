@@ -5,6 +5,7 @@ import os
 import queue
 import socket
 import threading
+from types import SimpleNamespace
 from typing import Any, List, Tuple
 
 import numpy as np
@@ -262,3 +263,14 @@ def test_a_residual_loses_nothing() -> None:
     for _ in range(5):
         total += codec("2bit", 0.5).floats(push.encode(grad), np.empty_like(grad))
     assert set(total.tolist()) == {1.0} and set(push.residual.tolist()) == {0.25}
+
+
+def test_a_joiner_gets_no_sum_that_the_worker_before_it_had_asked_for(hub: Hub) -> None:
+    """Though this server's host has not heard yet that the job has lost that one."""
+    sent: List[int] = []
+    for rank, joined in ((0, 0), (1, 3)):
+        told: Any = SimpleNamespace(send=lambda *_, rank=rank: sent.append(rank))
+        hub._joined[rank], hub._couriers[rank] = joined, told
+        hub._sums.add(rank, 1, np.ones(2, np.float32))
+    hub._answer_sums()
+    assert sent == [0]

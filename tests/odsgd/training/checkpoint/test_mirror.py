@@ -278,3 +278,23 @@ def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="checkpoint_to: no-such-ssh is not a program"):
         mirror_at("backup:/data")
     assert mirror_at(None) is None
+
+
+def test_a_copy_that_cannot_be_brought_gives_way_to_the_checkpoint_before(place: str, tmp_path: Path) -> None:
+    net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
+    net.initialize()
+    store, second = kvstore.create("local"), made(place)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+    for _ in range(2):
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        trainer.step(1)
+        assert checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3,
+                                               second=second).finish() == []
+    assert second.failures(60.0) == []
+    shutil.rmtree(tmp_path / "run" / "2")
+    (tmp_path / "it's there" / "2" / manifests.SERVERS).unlink()
+    manifest, warnings = resuming.resume(tmp_path / "run", kvstore.create("local"), net, lambda manifest: None,
+                                         second=second)
+    assert manifest["iteration"] == 1 and "checkpoint 2 is not whole" in warnings[0]
