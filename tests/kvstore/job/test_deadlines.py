@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any, List, Tuple
 
 import pytest
 
 from kvstore.errors import EXIT_DEADLINE
+from kvstore.job import deadlines as deadlines_module
 from kvstore.job.deadlines import Deadlines
 from tests.jobs import ROOT
 
@@ -124,3 +126,16 @@ def test_a_look_that_fails_once_does_not_make_a_wait_overdue() -> None:
     deadlines.follow("busy", 1000, lambda: raises() if next(looks) == 0 else None, lambda: "not this one")
     deadlines.begin("late", 0.5, "this one")
     assert called.wait(300) and overdue == ["this one"] and deadlines.waiting() is not None
+
+
+def test_a_process_that_was_stopped_puts_its_deadlines_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a time of its own: the first sleep of the thread lasts 100 s, as of one that was stopped."""
+    now, overdue = [0.0], threading.Event()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds if now[0] else 100.0 + seconds
+
+    monkeypatch.setattr(deadlines_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    waits = Deadlines(lambda message: overdue.set())
+    waits.begin("an answer", 50.0, "it has not come")
+    assert overdue.wait(60) and 150.0 < now[0] < 151.0
