@@ -45,10 +45,10 @@ class Agent:
         self.ended_by: Optional[int] = None
         self.kill_at: Optional[float] = None
         self.give_up_at: Optional[float] = None
-        self.heard_at = time.monotonic()
+        self.heard_at = self.looked_at = time.monotonic()
         self.beats_at = 0.0
         self.selector = selectors.DefaultSelector()
-        self.paused = self.excused = False
+        self.paused = self.excused = self.late = False
         self._listen_to_signals()  # before there is anything to remove
         self.lost_file = _new_lost_file() if orders.tells_losses else None
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
@@ -89,11 +89,12 @@ class Agent:
         for process in self.orders.processes:
             self._start(process)
         self._read_channel()  # a stop may have come together with the orders
+        self.looked_at = time.monotonic()
         while not self.stopping or (self.children and time.monotonic() < (self.give_up_at or math.inf)):
-            began, wait_s = time.monotonic(), self._wait_s()
+            wait_s = self._wait_s()
             for key, _ in self.selector.select(wait_s):
                 key.data()
-            self._excuse(time.monotonic() - began - wait_s)
+            self._excuse(wait_s)
             self._tell_of_signal()
             self._note_mpi_files(lambda child: child.connecting)
             self._reap()
@@ -106,9 +107,11 @@ class Agent:
             self.tunnel.close()
         self._sweep()
 
-    def _excuse(self, held_up_s: float) -> None:
-        """If this agent was held up, perhaps all the host was: nobody was silent meanwhile."""
-        now, excused, self.excused = time.monotonic(), self.excused, held_up_s > HELD_UP_S
+    def _excuse(self, wait_s: float) -> None:
+        """If we have not come here for long, perhaps all the host stood still: nobody was silent meanwhile."""
+        now, excused = time.monotonic(), self.excused
+        held_up_s, self.looked_at = now - self.looked_at - wait_s, now
+        self.excused = held_up_s > HELD_UP_S
         if self.excused:
             self.beats_at = self.beats_at if excused else now  # what has come meanwhile is read before beats are sent
             self.heard_at = min(now, self.heard_at + held_up_s)
@@ -181,7 +184,8 @@ class Agent:
     def _pass_beats(self) -> None:
         """Send the last beats, or none: they also say that the agent runs. Not while the launcher does not read."""
         now = time.monotonic()
-        if now - self.beats_at >= BEATS_EVERY_S and not self.paused:
+        self.late = now - self.looked_at > HELD_UP_S and not self.late  # the next turn excuses it
+        if now - self.beats_at >= BEATS_EVERY_S and not (self.paused or self.late):
             self.beats_at = now
             beats = {child.name: child.last_beat(now) for child in self.children.values()}
             self.channel.send(messages.Beats({name: beat for name, beat in beats.items() if beat}))

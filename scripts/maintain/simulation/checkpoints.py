@@ -38,7 +38,7 @@ class Run:
         self.saved, self.broken = 0, []  # type: int, List[str]
         self.faults: List[str] = []
         self.inside: Dict[Tuple[str, int], float] = {}  # by job and process: until when it had the run's folder
-        self.paused: Dict[str, float] = {}  # by job: until when a process stood still, perhaps with the lock
+        self.paused_until = 0.0  # until when a process stood still, perhaps with the lock
         for _ in range(LIVES):
             self._live()
             self._await([self._begin("reader", {}, self._look, 0)])
@@ -65,7 +65,7 @@ class Run:
             self.world.process().end(-9)
         elif what == "pause":
             process, lasts_s = self.world.process(), self.draw.choice((1.0, 10.0, 60.0))
-            self.paused[process.env.get("ODSGD_SECRET", "")] = self.world.now + lasts_s
+            self.paused_until = max(self.paused_until, self.world.now + lasts_s)
             self.world.after(lasts_s, functools.partial(process.signal, signal.SIGCONT))
             process.signal(signal.SIGSTOP)
         else:
@@ -100,8 +100,8 @@ class Run:
                 self._leave(job, process.pid)
         except (ConfigError, RoundTimeoutError) as error:
             self.world.note(f"refused: {error}")
-            had = [*self.paused.items(), *((other, until) for (other, _), until in self.inside.items())]
-            if not any(other != job and until >= began for other, until in had):
+            had = [until for (other, _), until in self.inside.items() if other != job]
+            if not any(until >= began for until in (*had, self.paused_until)):
                 self.broken.append(f"a_free_folder_is_given: {error}")
         except OSError as error:
             if FULL not in str(error):

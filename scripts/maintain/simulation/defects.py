@@ -30,7 +30,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "the last words of a lost worker were taken for those of the worker that joined in its place": [
         ("odsgd.launch.supervisor", "not agent.has(message.process)", "message.process not in self.judge.members")],
     "after a pause of a whole job healthy processes were said to have been silent": [
-        ("odsgd.launch.agent.agent", "self.excused, held_up_s > HELD_UP_S", "self.excused, False")],
+        ("odsgd.launch.agent.agent", "self.excused = held_up_s > HELD_UP_S", "self.excused = False")],
     "of two agents at one address only the first was watched": [
         (LIVENESS, "(process.planned_host, process.agent_at)", "(process.planned_host, 0.0)"),
         (LIVENESS, "for (_, heard_at), processes in agents.items():", "for (_, _), processes in agents.items():"),
