@@ -138,7 +138,8 @@ def names_who_is_late(result: Result) -> Iterator[str]:
     hit, startup_s = result.hits[0] if len(result.hits) == 1 else None, result.job.startup_timeout_s
     if hit is None or hit.kind != "hang" or result.training.timeout_s < startup_s:
         return
-    if 0 < hit.lasts_s < startup_s:
+    joins = any(f"odsgd launch: {hit.victim} starts on" in text for text in result.texts())  # nobody waits for it
+    if joins or 0 < hit.lasts_s < startup_s:
         return
     if not any(at < startup_s + NAMED_WITHIN_S and "missing: " in text and hit.victim in text
                for at, text in result.said):
