@@ -25,7 +25,9 @@ def launched(folder: Path, code: str, *flags: str, words: Sequence[str] = ()) ->
 
 
 def started_by_torchrun(folder: Path, code: str, *words: str) -> Any:
-    return started(folder, code, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", *words)
+    """It looks every 3 s: a worker's last words come before torchrun ends it, since another has died."""
+    return started(folder, code, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--monitor-interval", "3",
+                   "train.py", *words)
 
 
 def started(folder: Path, code: str, *command: str) -> Any:
