@@ -1,10 +1,11 @@
 """An agent: the environment that it hands on, and its tunnel."""
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import List
+from typing import Iterator, List, Tuple
 
 import pytest
 
@@ -53,6 +54,17 @@ def test_a_tunnel_that_is_stopped_before_its_first_word_is_not_ended_at_once() -
         os.close(fd)
 
 
+@contextlib.contextmanager
+def agent_of(code: str) -> Iterator[Tuple["subprocess.Popen[bytes]", Channel]]:
+    """An agent that has been told to run a worker, which runs `code`; and the launcher's end of their channel."""
+    job = Job((sys.executable, "-c", code), 1, 0)
+    with subprocess.Popen([sys.executable, *ssh.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin and agent.stdout
+        channel = Channel(agent.stdout.fileno(), agent.stdin.fileno())
+        channel.send(ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False))
+        yield agent, channel
+
+
 MIXED = """
 import os
 fd = int(os.environ["ODSGD_REPORT_FD"])
@@ -78,12 +90,7 @@ for _ in range(600):
 
 @pytest.mark.parametrize("held_up", ["the launcher", "all the host"])
 def test_after_an_absence_a_process_that_is_well_is_not_said_to_have_been_silent(held_up: str) -> None:
-    job = Job((sys.executable, "-c", BEATS), 1, 0)
-    sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
-    with subprocess.Popen([sys.executable, *ssh.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
-        assert agent.stdin and agent.stdout
-        channel = Channel(agent.stdout.fileno(), agent.stdin.fileno())
-        channel.send(sent)
+    with agent_of(BEATS) as (agent, channel):
         said: List[Message] = []
 
         def read(beats: int) -> List[float]:
@@ -108,14 +115,10 @@ def test_after_an_absence_a_process_that_is_well_is_not_said_to_have_been_silent
 
 
 def test_a_report_that_another_is_mixed_into_takes_none_with_it_and_is_told_of_once() -> None:
-    job = Job((sys.executable, "-c", MIXED), 1, 0)
-    sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
-    with subprocess.Popen([sys.executable, *ssh.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
-        assert agent.stdin and agent.stdout
-        channel = Channel(agent.stdout.fileno(), agent.stdin.fileno())
-        channel.send(sent)
+    with agent_of(MIXED) as (agent, channel):
         said: List[Message] = []
         until(lambda: said.extend(channel.receive()) or any(isinstance(one, messages.Exit) for one in said))
+        assert agent.stdin
         agent.stdin.close()
         agent.wait(300)
     assert [one.report for one in said if isinstance(one, messages.Report)] == [{"event": "done"}]
