@@ -304,17 +304,17 @@ class FrontEnd(Generic[L]):
         self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0),
                             meta.get("since", 0))
 
-    def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
+    def load_shared(self, iteration: int, server: Optional[Saved] = None, left_out: int = 0, since: int = 0) -> None:
         """Go on after `iteration` with other workers than the ones that saved, from their common state.
 
         This is the global weights, which the caller's parameters hold on every worker, and the global optimizer's
-        state; `server` counts on worker 0. State of single workers begins anew.
+        state; `server` counts on worker 0. State of single workers begins anew. Numbers are those of a `worker_state`.
         """
         self._check_not_begun("load_shared")
         if server is not None:
             saving.check_servers(server, "the servers' part of the saved state")
         self._saved_servers = None if server is None else saving.optimizer_alone(server)
-        self.session.resume(iteration)
+        self.session.resume(iteration, left_out=left_out, since=since)
 
     # -- for front ends ----------------------------------------------------------------------------------------
 

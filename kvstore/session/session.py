@@ -357,7 +357,8 @@ class Session:
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
         """The same where the method takes weights and its turn has come: `x` are this worker's."""
-        step = dataclasses.replace(step, counts=min(self._counted, default=1.0), samples=self.samples)
+        step = dataclasses.replace(step, counts=min(self._counted, default=1.0), samples=self.samples,
+                                   joined=self.joined)
         w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(x, step)
         return w
 

@@ -64,7 +64,7 @@ class Evaluator:
     ----------
     batches, compute : of the test
     take_over : called before an evaluation; this worker may have to speak and evaluate from here on
-    untold : the record of an epoch whose evaluation went on when the checkpoint was made; it changes with the run
+    untold : the record of an epoch that is over, and not evaluated yet; it changes with the run
     """
 
     def __init__(self, config: TrainConfig, store: Store, batches: Callable[[], Iterator[Any]], compute: TestBatch,
@@ -115,17 +115,19 @@ class Evaluator:
         while self.advance():
             pass
 
-    def tell_untold(self, begin: Callable[[], None]) -> None:
+    def tell_untold(self, begin: Callable[[], None]) -> Dict[str, float]:
         """Evaluate the checkpoint's weights for an epoch that is untold in the metrics, too. Collective; `begin` gets
-        the store ready for that.
+        the store ready for that. What the weights were found to be, if they were evaluated.
         """
         if self.untold is None:
-            return
+            return {}
         if resuming.from_worker_0(self._store, self._run_log.has_epoch(self.untold["epoch"])):
             self.untold = None
-            return
+            return {}
         begin()
-        self._tell(self.evaluate())
+        tested = self.evaluate()
+        self._tell(tested)
+        return tested
 
     def _tell(self, tested: Dict[str, float]) -> None:
         assert self.untold is not None

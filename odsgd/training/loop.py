@@ -107,6 +107,7 @@ class Training:
         self.measured = Measurements(config, self.schedule, self.store, self.trainer, transport, self.passes.learns)
         self.draws = randomness.draws(self.net)
         self.tested: Dict[str, float] = {}  # by the last evaluation
+        self.before_s = 0.0  # what the next epoch has taken before the run was resumed
         self.staleness: Optional[StalenessReader] = None  # of an asynchronous job, from its first step on
         self.mirror = mirror_at(config.checkpoint_to)
         self.checkpoints = CheckpointWriter(self.folder, self.store, self.net, config.keep_checkpoints,
@@ -137,7 +138,7 @@ class Training:
         self.measured.begin_interval()
         self.run_log = RunLog(self.config, self.store.rank != 0, self.store.iteration, self.total)
         self.evaluator = Evaluator(self.config, self.store, self.data.test, self.passes.test, self.run_log,
-                                   self._take_over, manifest.get("untold"))
+                                   self._take_over, self._untold(manifest))
         resumed = self.folder / str(manifest["iteration"]) if manifest else None
         try:
             self.run_log.start(self.store.num_workers, self.schedule.batches_per_epoch,
@@ -146,7 +147,8 @@ class Training:
             for line in [*warnings, *self.schedule.warnings(), *warnings_about(self.config, self.store.num_workers),
                          *self.passes.warnings]:
                 self.run_log.warn(line)
-            self.evaluator.tell_untold(self._begin_store)
+            self.tested = self.evaluator.tell_untold(self._begin_store)
+            self.before_s = self._seconds_before(manifest)
             while self.store.iteration < self.total:
                 self._train_epoch()
             if self.staleness is not None:
@@ -179,7 +181,7 @@ class Training:
 
     def _train_epoch(self) -> None:
         """Train to the end of the epoch that the next iteration belongs to."""
-        began = self.run_log.seconds()
+        self.epoch_began, self.before_s = self.run_log.seconds() - self.before_s, 0.0
         epoch, position = self.schedule.place(self.store.iteration)
         end = min(self.total, self.store.iteration + self.schedule.batches_per_epoch - position)
         self.measured.begin_epoch()
@@ -191,7 +193,7 @@ class Training:
                 self.checkpoints.advance(self.store.iteration)
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
-            self._close_epoch(epoch, began)
+            self._close_epoch(epoch)
         if self._checkpoint_due():
             self._checkpoint()
         if self.store.iteration == self.total:
@@ -238,7 +240,7 @@ class Training:
 
     # --- the end of an epoch ------------------------------------------------------------------------------------------
 
-    def _close_epoch(self, epoch: int, began: float) -> None:
+    def _close_epoch(self, epoch: int) -> None:
         """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
 
         The epoch is over, and the clock stops, when the slowest worker is through. In an asynchronous job a worker
@@ -247,7 +249,7 @@ class Training:
         measured = self.measured
         measured.meter.drain()
         if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.total:
-            self._pass_epoch(epoch, began)
+            self._pass_epoch(epoch)
             return
         measured.clock.stop()
         self.evaluator.finish()
@@ -259,16 +261,19 @@ class Training:
         if self.schedule.evaluation_due(epoch, self.store.iteration):
             self.tested = self.evaluator.evaluate()
             record.update(self.tested)
-        self.run_log.epoch({**record, "seconds": self.run_log.seconds() - began}, self.config.epochs)
+        self.run_log.epoch({**record, "seconds": self._epoch_seconds()}, self.config.epochs)
 
-    def _pass_epoch(self, epoch: int, began: float) -> None:
+    def _epoch_seconds(self) -> float:
+        return self.run_log.seconds() - self.epoch_began
+
+    def _pass_epoch(self, epoch: int) -> None:
         """The end of an epoch at which nobody waits. The worker that speaks evaluates beside the next one."""
         self.measured.clock.stop()
         self._take_over()
         self.evaluator.finish()
         if self.run_log.silent:
             return
-        record = {**self.measured.record(self.measured.epoch), "seconds": self.run_log.seconds() - began}
+        record = {**self.measured.record(self.measured.epoch), "seconds": self._epoch_seconds()}
         if self.schedule.evaluation_due(epoch, self.store.iteration):
             self.evaluator.begin_beside(record)
         else:
@@ -293,11 +298,30 @@ class Training:
                  "course": list(self.schedule.progress),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
                  "cluster": going_on.cluster(self.config), "virtual_seconds": self.measured.virtual.read(),
-                 "untold": self.evaluator.untold}
+                 "untold": self.evaluator.untold, "epoch_so_far": self._so_far() if position else None}
         self.checkpoints.begin(facts)
         if self.config.cluster is not None:
             self.checkpoints.finish()  # later all would meet once more, which a run that resumes from here does not
         self.measured.clock.go_on()
+
+    def _so_far(self) -> Dict[str, Any]:
+        """The record of an epoch that is not over, by what this worker has done of it since it began or was resumed."""
+        return {**self.measured.record(self.measured.epoch), "seconds": self._epoch_seconds()}
+
+    def _untold(self, manifest: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+        """The record of an epoch that is over and not yet told.
+
+        One that was not over is, where too few examples are left of it for all workers of now.
+        """
+        so_far = manifest.get("epoch_so_far")
+        over = so_far and self.schedule.place(self.store.iteration)[0] >= so_far["epoch"]
+        return so_far if over else manifest.get("untold")
+
+    def _seconds_before(self, manifest: Dict[str, Any]) -> float:
+        """The seconds of this epoch that were before the checkpoint."""
+        so_far = manifest.get("epoch_so_far")
+        within = so_far and self.schedule.place(self.store.iteration)[1]
+        return so_far["seconds"] if within else 0.0
 
     def _resume(self) -> Tuple[Dict[str, Any], List[str]]:
         """Take up the run that is there, if there is one to go on with. Its checkpoint's manifest, or an empty one, and

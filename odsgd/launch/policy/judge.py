@@ -303,7 +303,7 @@ class Judge:
         cause = self._cause()
         waited = now - self.failed_at
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
-        doubtful = cause.unreported and not self.non_workers
+        doubtful = cause.is_secondary or (cause.unreported and not self.non_workers)
         unheard = self.liveness.unheard_since(self.failed_at) if doubtful else []
         if waited < SETTLE_S or ((exit_pending or unheard) and waited < LAST_WORDS_S):
             return None

@@ -69,6 +69,7 @@ class UnfinishedCheckpoint:
         self.iteration = store.iteration
         self._folder = root / str(store.iteration)
         self._facts = {**facts, "schema": manifests.SCHEMA, "iteration": store.iteration,
+                       "left_out": store.session.left_out, "since": store.session.since,
                        "num_workers": store.num_workers, "parameters": manifests.describe(net)}
         self._leads = store.leads
         self._files: Dict[str, manifests.Digest] = {}

@@ -83,9 +83,20 @@ def _are_shapes(value: object) -> bool:
         and all(map(_is_count, one["shape"])) for one in value.values())
 
 
+def _is_whole_or_none(value: object) -> bool:
+    return value is None or (isinstance(value, int) and _is_count(abs(value)))
+
+
+def _is_epoch_or_none(value: object) -> bool:
+    return value is None or (isinstance(value, dict) and _is_count(value.get("epoch"))
+                             and isinstance(value.get("seconds"), (int, float)))
+
+
 REMEDY = "remove `{}` to resume from the checkpoint before it"
 MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
-    "iteration": _is_count, "num_workers": lambda value: _is_count(value) and value > 0,
+    "iteration": _is_count, "left_out": _is_whole_or_none, "since": _is_whole_or_none,
+    "untold": _is_epoch_or_none, "epoch_so_far": _is_epoch_or_none,
+    "num_workers": lambda value: _is_count(value) and value > 0,
     "config": lambda value: value is None or isinstance(value, dict),
     "batches_per_epoch": lambda value: value is None or (_is_count(value) and value > 0),
     "course": lambda value: value is None or (isinstance(value, list) and len(value) == 3

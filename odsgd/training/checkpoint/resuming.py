@@ -72,7 +72,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         complaints = list(filter(None, agreement.gather_texts(store.session.transport, complaint)))
         if not complaints:
             if others:
-                restore_shared(folder, store, net, manifest["iteration"])
+                restore_shared(folder, store, net, manifest)
             else:
                 restore(folder, store, net, frozen)
             if store.rank == 0:
@@ -134,7 +134,7 @@ def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) 
     store.load_state(worker=mine, server=servers)
 
 
-def restore_shared(folder: Path, store: Store, net: Any, iteration: int) -> None:
+def restore_shared(folder: Path, store: Store, net: Any, manifest: Dict[str, Any]) -> None:
     """Bring this worker to the global weights, which worker 0 reads, and the servers to their optimizer's state."""
     reads = store.rank == 0
     saved = weights.read(folder / manifests.WEIGHTS) if reads else {}
@@ -143,7 +143,9 @@ def restore_shared(folder: Path, store: Store, net: Any, iteration: int) -> None
         shared = store.allreduce(saved[name] if reads else np.zeros(arrays[0].shape))
         for array in arrays:
             mx.nd.array(shared, dtype=array.dtype).copyto(array)
-    store.load_shared(iteration, read_arrays(folder / manifests.SERVERS) if reads else None)
+    left_out, since = manifest.get("left_out") or 0, manifest.get("since") or 0
+    store.load_shared(manifest["iteration"] - left_out, read_arrays(folder / manifests.SERVERS) if reads else None,
+                      left_out, since)
 
 
 def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:

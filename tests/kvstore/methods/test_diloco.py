@@ -303,6 +303,22 @@ def test_a_round_is_the_mean_over_the_workers_that_took_a_step_in_it(way: str) -
     np.testing.assert_array_equal(ways[0][0][[2, 4, 6], 0], [2.6875, 1.97265625, 1.23291015625])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_with_a_delay_a_worker_whose_data_have_ended_sends_nothing(way: str) -> None:
+    """g = w - m, inner rate 1/2, H = 2, delay 1, outer rate 1, mix 1/2. Worker 1 has data for 2 steps.
+
+        t     x_0, x_1           Delta            theta               x after it
+        1, 2  1, 1.75            3, 2.25          4 - 2.625 = 1.375
+        3     0.5, 1.75                                               (0.5 + 1.375) / 2 = 0.9375, 1.375
+        4     0.46875, 1.375     0.90625, 0       1.375 - 0.90625 = 0.46875
+        5, 6  0.234375, 1.375                                         (0.234375 + 0.46875) / 2 = 0.3515625, 0.46875
+              0.17578125         0.29296875, 0    0.46875 - 0.29296875 = 0.17578125
+    """
+    ways = walk("diloco", 2, [6, 2], lambda m, t, w: w - m, np.full(1, 4, np.float32), 0.5, way, H=2, delay=1,
+                lr_outer=1.0, uneven="join")
+    assert [float(final[0]) for _, final, _ in ways] == [0.17578125] * 2
+
+
 def spoiled(m: int, t: int, w: np.ndarray) -> np.ndarray:
     """Worker 1's third gradient is not a number."""
     return np.full_like(w, np.nan) if (m, t) == (1, 2) else drawn(5)(m, t, w)

@@ -29,7 +29,8 @@ def stepped(name: str, transport: Transport, steps: int = 1, momentum: float = 0
     store = kvstore.create(name, transport, **options)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=momentum))
     if states is not None and shared:
-        store.load_shared(states[0][1]["iteration"], states[1] if transport.worker_rank == 0 else None)
+        store.load_shared(states[0][1]["iteration"], states[1] if transport.worker_rank == 0 else None,
+                          states[0][1].get("left_out", 0), states[0][1].get("since", 0))
     elif states is not None:
         store.load_state(*states)
     w = mx.nd.ones(SIZE) if states is None else mx.nd.array(states[0][0]["global/w" if shared else "local/w"])
@@ -144,6 +145,13 @@ def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum() -
         w = update(w, np.mean([w - m for m in range(workers)], axis=0), t, w)
     np.testing.assert_allclose(after[0][0]["global/w"], w, rtol=1e-6)
     assert (after[0][1]["iteration"], after[1][1]["w@0"]["optimizer"]["count"]) == (5, 5)
+
+
+def test_fewer_workers_go_on_with_the_count_of_what_was_left_out_and_with_the_optimizer_s_schedule() -> None:
+    before = states_after(3, "ssgd", steps=3)[0]
+    before[0][1].update(left_out=2, since=1)
+    after = states_after(2, "ssgd", steps=1, states=before, shared=True)[0][0][1]
+    assert (after["iteration"], after["left_out"], after["since"]) == (4, 2, 1)
 
 
 @pytest.mark.parametrize("name, settings", [

@@ -78,6 +78,17 @@ def test_behind_a_silent_agent_of_a_ring_another_may_have_failed_first() -> None
         assert (text in verdict_at(judge, 10.0 + LAST_WORDS_S).message) == doubt
 
 
+def test_behind_a_silent_agent_that_which_another_misses_may_have_failed_first() -> None:
+    for consequence in (True, False):
+        judge = running(*NAMES)
+        judge.liveness.heard(["server 0"], 9.0)
+        judge.reported("worker 0", {"event": "failed", "error": "server 0 is gone", "consequence": consequence}, 10.0)
+        judge.exited("worker 0", 70, 10.0)
+        assert (judge.tick(10.0 + SETTLE_S) is None) == consequence
+        text = "nothing has been heard since of server 0: whether another failed first is not known"
+        assert (text in verdict_at(judge, 10.0 + LAST_WORDS_S).message) == consequence
+
+
 def test_a_lost_host_is_the_cause_of_a_crash_that_was_seen_before_it() -> None:
     judge = running(*NAMES[2:], names=NAMES[2:])
     judge.exited("worker 0", -signal.SIGSEGV, 10.0)
