@@ -320,8 +320,7 @@ class Training:
     def _seconds_before(self, manifest: Dict[str, Any]) -> float:
         """The seconds of this epoch that were before the checkpoint."""
         so_far = manifest.get("epoch_so_far")
-        within = so_far and self.schedule.place(self.store.iteration)[1]
-        return so_far["seconds"] if within else 0.0
+        return so_far["seconds"] if so_far and self.schedule.place(self.store.iteration)[1] else 0.0
 
     def _resume(self) -> Tuple[Dict[str, Any], List[str]]:
         """Take up the run that is there, if there is one to go on with. Its checkpoint's manifest, or an empty one, and

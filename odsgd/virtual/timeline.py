@@ -29,6 +29,7 @@ class TracedSimulation(Simulation):
         self._traces = [trace("worker", m, m) for m in range(cluster.workers)]
         serving = range(0 if self._ring else cluster.servers)
         self._serving = [trace("server", rank, cluster.host_of_server(rank)) for rank in serving]
+        self._first: Dict[int, int] = {}  # iteration of each worker, which a run that goes on does not begin with 1
         self._waited: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # worker, bucket
 
     def _bar(self, trace: Trace, lane: str, b: int, began: int, ended: int) -> None:
@@ -43,8 +44,9 @@ class TracedSimulation(Simulation):
         t = worker.begun[0]
         began, turned, _, over = self.passes.times(m, t, worker.computed, worker.weights)
         super()._start(time, m, b, number, end)
-        self._traces[m].add("compute", "forward", began / NS, turned / NS, iteration=t - 1)
-        self._traces[m].add("compute", "backward", turned / NS, over / NS, iteration=t - 1)
+        counted = t - self._first.setdefault(m, t)
+        self._traces[m].add("compute", "forward", began / NS, turned / NS, iteration=counted)
+        self._traces[m].add("compute", "backward", turned / NS, over / NS, iteration=counted)
 
     def _arrays(self, worker: WorkerTimes, stage: str, b: int, time: int, cost: int) -> int:
         over = super()._arrays(worker, stage, b, time, cost)

@@ -1,6 +1,7 @@
 """Timelines: a real job's, and hand-made ones with shares, clocks and accidents that are known."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from odsgd.cli import main
 from odsgd.timeline.files import MERGED, read_timeline
-from odsgd.timeline.summary import shares
+from odsgd.timeline.summary import begins_of, shares
 from odsgd.timeline.timeline import Bar, Timeline, Track
 from odsgd.training.step import virtual
 from tests.jobs import launch
@@ -228,6 +229,17 @@ def test_a_virtual_run_leaves_the_same_timeline(tmp_path: Path, capsys: pytest.C
     assert last_s == pytest.approx(epoch["virtual_seconds"], abs=1e-6)
     for share in shares(timeline, 0, 6):  # the first epoch's
         assert share.compute + share.exposed + share.idle == pytest.approx(1) and share.hidden > share.compute / 2
+
+
+def test_a_virtual_run_that_goes_on_counts_its_timeline_s_iterations_from_there(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("compute: {iteration: 20ms}\n")
+    begun = tiny(tmp_path / "run", kvstore="odsgd", warmup=2, batch_size=4, epochs=1, workers=2, cluster=str(cluster))
+    assert virtual.run(begun) == 0
+    goes_on = dataclasses.replace(begun, epochs=2, resume=True, trace=str(tmp_path / "traces"))
+    assert virtual.run(goes_on) == 0
+    for worker in read_timeline(tmp_path / "traces" / MERGED).workers:
+        assert sorted(begins_of(worker)) == list(range(10))
 
 
 # --- what both have ---------------------------------------------------------------------------------------------------
