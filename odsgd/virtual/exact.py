@@ -178,7 +178,7 @@ class Simulation:
         assert all(worker.resting and not worker.begun for worker in workers), \
             "a worker waits for an answer that nobody gives"
         self.programs.forget(min(worker.done for worker in workers))
-        now = max(*map(self._last, workers), *self._server_free, self._ring_free, self.links.last())
+        now = max(*map(self._last, workers), *self._server_free, self._ring_free, *self.links.free)
         for worker in workers:
             worker.resting, worker.computed, worker.weights = False, now, [now] * len(self.buckets)
         self._open = set(range(self.num_workers))

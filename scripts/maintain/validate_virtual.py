@@ -273,18 +273,14 @@ def described(page: str) -> str:
                   page, flags=re.DOTALL)
 
 
-def write_pages() -> None:
-    PAGE.write_text(described(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    TABLE.write_text(table(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("rows", "staleness", "page"))
     parser.add_argument("files", nargs="*")
     asked = parser.parse_args()
     if asked.what == "page":
-        write_pages()
+        PAGE.write_text(described(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        TABLE.write_text(table(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
     elif not asked.files:
         parser.error("the profile is missing")
     elif asked.what == "rows":

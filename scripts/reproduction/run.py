@@ -291,6 +291,5 @@ def _rounded(value: Any) -> Any:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    said = [line for line in lines if line.strip()]
+    said = [line for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
     return f"{said[-1] if said else 'no word'} (all of it is in `{log}`)"

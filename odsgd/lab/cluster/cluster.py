@@ -129,7 +129,7 @@ class Cluster:
         `env` comes on top of this process's environment; on a host, on top of a login's. `options` go to
         `subprocess.Popen`.
         """
-        words = [self._word(word) for word in command]
+        words = [re.sub(r"(^|=)@hosts$", lambda match: match[1] + self.hostfile, word) for word in command]
         directory = str(options.pop("cwd", None) or os.getcwd())
         if host is not None:
             words = [self.variables["ODSGD_SSH"], self.hosts[host], boot.on_host(directory, env or {}, words)]
@@ -165,9 +165,6 @@ class Cluster:
             back = start(first)
             there = start(second, address, _answer(back, timeout_s))
             return Goodput(*(float(_answer(process, timeout_s)) for process in (there, back)))
-
-    def _word(self, word: str) -> str:
-        return re.sub(r"(^|=)@hosts$", lambda match: match[1] + self.hostfile, word)
 
     # Coming up and going down
 
