@@ -168,8 +168,7 @@ class VirtualStage(Stage):
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
         self._iterating[worker_rank] = 0
-        if self.simulation is not None:
-            self.simulation.rest(worker_rank)
+        self.rest(worker_rank)
         return super().total(worker_rank, array)
 
     def all_arrived(self) -> None:
