@@ -255,12 +255,10 @@ class LaunchOptions(JobOptions, HostOptions):
         return bool(getattr(self, field.name)) and getattr(self, field.name) != field.default
 
     def kept(self) -> Dict[str, Any]:
-        """The options that the job keeps."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(JobOptions)}
 
 
 def fields() -> Dict[str, dataclasses.Field[Any]]:
-    """Every option by name."""
     return {field.name: field for field in dataclasses.fields(LaunchOptions)}
 
 

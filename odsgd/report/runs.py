@@ -76,7 +76,6 @@ def read_records(folder: Path) -> Records:
 
 
 def outcome(records: Records) -> Outcome:
-    """What the run came to."""
     epochs = records.epochs
     for field in ("samples_per_s", "seconds"):
         if any(field not in epoch for epoch in epochs):
@@ -192,7 +191,6 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, for a table."""
     return f"{share:.2%}".replace("%", " %")
 
 

@@ -125,7 +125,6 @@ class RunLog(Progress):
             (self._folder / ROUNDS).write_text(json.dumps(logs) + "\n", encoding="utf-8")
 
     def end(self, iteration: int, tested: Dict[str, Any]) -> None:
-        """The run is over."""
         self._write("end", {"iteration": iteration, "seconds": self.seconds(), **tested})
         self.say(f"done after {iteration} iterations, {self.seconds():.1f} s; outputs lie in {self._config.out}")
 

@@ -217,7 +217,6 @@ class Simulation:
     # --- an iteration of a worker -----------------------------------------------------------------------------------
 
     def _start(self, time: int, m: int, b: int, number: int, end: int) -> None:
-        """An iteration begins."""
         worker = self._workers[m]
         t = worker.begun[0]
         _, _, worker.grads, worker.computed = self.passes.times(m, t, worker.computed, worker.weights)
@@ -277,7 +276,6 @@ class Simulation:
             self._end(worker)
 
     def _end(self, worker: WorkerTimes) -> None:
-        """A worker's iteration is over."""
         m, worker.done = worker.rank, worker.begun.popleft()
         self.over(m)
         if worker.begun:

@@ -79,7 +79,6 @@ class VirtualStage(Stage):
             self.simulation.close()
 
     def begins(self, worker_rank: int, t: int) -> None:
-        """A worker begins an iteration."""
         assert self.simulation is not None
         self._iterating[worker_rank] = t
         self.simulation.begin(worker_rank, t)

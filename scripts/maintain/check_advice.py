@@ -45,8 +45,6 @@ SLOWEST_S = 0.4
 
 
 class Drawn(NamedTuple):
-    """One configuration."""
-
     model: str
     workers: int
     rate: str

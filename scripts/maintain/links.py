@@ -34,8 +34,6 @@ Curve = List[Tuple[float, float, float]]
 
 
 class Job(NamedTuple):
-    """One training."""
-
     method: str
     link: str
     workers: int = 4
@@ -60,7 +58,6 @@ def bytes_of(method: str, iterations: int) -> float:
 
 
 def run(folder: Path, job: Job) -> Curve:
-    """Its curve."""
     method, link, workers, momentum, seed = job
     out = folder / "_".join(map(str, job))
     store, *options = METHODS[method].split()

@@ -46,8 +46,6 @@ MANY = 1024
 
 
 class Point(NamedTuple):
-    """One store on one cluster."""
-
     model: str
     rate: str
     draws: str

@@ -53,8 +53,6 @@ refused: Set[str] = set()
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One line's content."""
-
     cell: str
     seed: int
     paper: str

@@ -158,7 +158,6 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _missing(trials: Sequence[Trial], folders: Folders) -> List[Trial]:
-    """Those without a result."""
     found = {file: results.read(folders.results / file) for file in {trial.file for trial in trials}}
     return [trial for trial in trials if not trial.among(found[trial.file])]
 

@@ -63,7 +63,6 @@ class Prediction:
 
     @property
     def resource(self) -> str:
-        """The busiest resource."""
         return max(self.loads, key=lambda what: self.loads[what])
 
     @property
@@ -111,7 +110,6 @@ class Oracle:
                 told(number, len(questions), f"; {named[key]}: {1000 * pace.iteration:.0f} ms")
 
     def predict(self, system: System, workers: int) -> Prediction:
-        """The prediction for a system."""
         job = _Job(system, workers, len(self.parameters))
         key, arguments = self._question(job)
         if key not in self._paces:

@@ -55,8 +55,6 @@ class Reading(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The measurements of a benchmark."""
-
     readings: List[Reading]
     goodputs: Dict[str, List[float]]  # per rate, bytes per second over the links each way, before and after the jobs
     failures: List[str]
@@ -74,7 +72,6 @@ class JobFailed(Exception):
 
 
 def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
-    """Run everything."""
     measured = Measured([], {}, [])
     systems = _available(config, say)
     # The memory of a process says something of a model only if it has had no other.

@@ -28,7 +28,6 @@ REST = 10  # iterations that the others go on after worker 0, who asks for the c
 
 
 def work(n: int, iterations: int, compute_s: float, spread: float, file: str) -> None:
-    """One worker."""
     import kvstore
     from kvstore.engine._mxnet import mx
     from kvstore.session.staleness import mean
