@@ -337,8 +337,7 @@ def own_fields() -> List[dataclasses.Field[Any]]:
 
 def option_fields() -> Dict[str, dataclasses.Field[Any]]:
     """Every option by name, with the options of all methods, in the order of the help."""
-    own = {field.name: field for field in own_fields()}
-    return {**own, **methods.fields()}
+    return {**{field.name: field for field in own_fields()}, **methods.fields()}
 
 
 def _goes_with(key: str, store: str, same: bool) -> bool:

@@ -31,6 +31,7 @@ from odsgd.lab.processes import GRACE_S
 from odsgd.launch import linux
 from odsgd.report.runs import METRICS, events_of
 from odsgd.tools import cpu
+from odsgd.training.checkpoint.manifests import complete
 from scripts.reproduction import results
 from scripts.reproduction.declarations import Trial
 from scripts.reproduction.results import COLUMNS, Result
@@ -202,7 +203,6 @@ def _train(trial: Trial, config: TrainConfig, folder: Path, lock: IO[str],
            say: Callable[[str], None]) -> subprocess.Popen[bytes]:
     """The process of a training, which goes on from the newest checkpoint in `folder`, if there is one."""
     (folder / "train.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    from odsgd.training.checkpoint.manifests import complete
     there = complete(folder / "checkpoints")
     say(f"{trial}: {f'goes on from iteration {there[-1]}' if there else 'begins'}")
     program = [sys.executable, "-m", "odsgd"]
@@ -237,7 +237,6 @@ def _lacks_staleness(one: _Running) -> bool:
     """
     if not one.config.asynchronous or any(event["event"] == "staleness" for event in events_of(one.folder / METRICS)):
         return False
-    from odsgd.training.checkpoint.manifests import complete
     kept = one.folder / "checkpoints"
     shutil.rmtree(kept / str(complete(kept)[-1]))
     return True

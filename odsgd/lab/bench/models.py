@@ -79,12 +79,10 @@ def _perceptron(parameters: float) -> Shapes:
 def shapes(name: str) -> Shapes:
     """The parameters with a gradient, first layer first."""
     number = _NUMBER.fullmatch(name)
-    if name not in PLAIN and number:
+    if name in PLAIN:
+        return PLAIN[name]
+    if number:
         return _perceptron(float(number[1]) * {"k": 1e3, "M": 1e6}[number[2]])
-    return PLAIN[name] if name in PLAIN else _shapes_of_network(name)
-
-
-def _shapes_of_network(name: str) -> Shapes:
     from odsgd.config.train import TrainConfig
     from odsgd.training.models import models
     net = models.create(TrainConfig.from_flags(["--model", name, "--dataset", "synthetic", "--kvstore", "local"]))

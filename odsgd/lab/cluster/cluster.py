@@ -174,9 +174,10 @@ class Cluster:
             (self.folder / file).write_text(text, encoding="ascii")
         their_line, self._line = os.pipe()
         try:
-            self._process = subprocess.Popen(boot.head_command(str(self.folder)), stdin=their_line,
-                                             stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
-                                             **processes.READ_BY_LINE)
+            self._process = subprocess.Popen(
+                ["unshare", "--pid", "--fork", "--mount", "--uts", "--ipc", "--net", "sh", f"{self.folder}/head.sh",
+                 str(self.folder)], stdin=their_line, stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
+                **processes.READ_BY_LINE)
         finally:
             os.close(their_line)
         assert self._process.stdout
