@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import sys
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
@@ -27,7 +27,6 @@ COMMANDS = {
     "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
     "advise": ("odsgd.lab.advise.cli", "predict each store's speed on a cluster, and what limits it"),
 }
-
 
 USAGE = """usage: odsgd COMMAND [options]
 
@@ -50,17 +49,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     _open_closed()
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_usage(), end="")
+        commands = "\n".join(f"  {name:<11}{help}" for name, (_, help) in COMMANDS.items())
+        print(USAGE.format(commands=commands), end="")
         return 0 if argv else EXIT_USAGE
     if argv[0] == "--version":
         from kvstore._version import VERSION, commit
         print(f"odsgd {VERSION}" + (f" (commit {commit()})" if commit() else ""))
         return 0
-    return _run(argv[0], argv[1:])
-
-
-def _run(command: str, argv: List[str]) -> int:
-    return ended(f"odsgd {command}" if command in COMMANDS else "odsgd", lambda: int(_module_of(command).main(argv)))
+    command, *rest = argv
+    return ended(f"odsgd {command}" if command in COMMANDS else "odsgd", lambda: int(_module_of(command).main(rest)))
 
 
 def _module_of(command: str) -> Any:
@@ -103,8 +100,3 @@ def _unread() -> bool:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
-
-
-def _usage() -> str:
-    return USAGE.format(commands="\n".join(f"  {name:<11}{help}" for name, (_, help) in COMMANDS.items()))
-

@@ -6,11 +6,11 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
-Action = TypeVar("Action", bound=Callable[[List[str]], Any])
+Action = Callable[[List[str]], Any]
 
 
 def chosen(argv: Sequence[str], usage: str, actions: Dict[str, Action]) -> Action:

@@ -52,8 +52,6 @@ def refuse(config: TrainConfig) -> None:
 
 
 class Run:
-    """One worker's."""
-
     def __init__(self, config: TrainConfig) -> None:
         transport = connect(config.kvstore, config.transport, config.options.timeout_s)
         contexts = () if config.dataset == "imagenet" else [None]

@@ -70,7 +70,6 @@ def read_cluster(path: str, **given: Any) -> VirtualCluster:
 
 
 def read_yaml_file(path: str, what: str = "a configuration in YAML") -> Any:
-    """What a YAML file holds."""
     text = read_text(path, what, YAML_NBYTES)
     try:
         return yaml.load(text, _Loader)  # a SafeLoader

@@ -96,8 +96,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    """``--help-all``"""
-
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
         assert isinstance(parser, Parser)
         parser._first = ()
@@ -140,7 +138,6 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
 
 
 def spellings(field: dataclasses.Field[Any]) -> Sequence[str]:
-    """The flags of an option."""
     return field.metadata.get("spellings") or ["--" + field.name.replace("_", "-")]
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from kvstore.errors import ConfigError, shown
 from kvstore.options import FLAG, PATH, Kind, as_text, name
@@ -39,8 +39,6 @@ LONGEST_NAME = 52
 """Kubernetes allows 63 characters; a pod's name is the job's with its number and a few letters."""
 RESOURCE = re.compile(r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-\w.]*", re.ASCII)
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTPE]i?)?", re.ASCII)
-
-T = TypeVar("T")
 
 
 class Workers(NamedTuple):
@@ -80,18 +78,14 @@ def _workers(text: str) -> Workers:
     return Workers(int(least), int(most if colon else least))
 
 
-def _kind(metavar: str, expected: str, convert: Callable[[Any], T], fits: Callable[[T], bool]) -> Kind:
+def _kind(metavar: str, expected: str, convert: Callable[[Any], Any], fits: Callable[[Any], bool]) -> Kind:
     """A kind of option whose values `fits` accepts."""
-    def checked(value: Any) -> T:
+    def checked(value: Any) -> Any:
         converted = convert(value)
         if not fits(converted):
             raise ValueError
         return converted
     return Kind(metavar, expected, checked)
-
-
-def _text(metavar: str, expected: str = "text") -> Kind:
-    return Kind(metavar, expected, as_text)
 
 
 def parse_resources(text: str) -> Dict[str, str]:
@@ -167,15 +161,15 @@ class HostOptions:
 class JobOptions:
     """What a job keeps as it is given."""
 
-    sync_dst_dir: Optional[str] = _option(None, _text("DIR", "a path"), "ssh: copy the working directory there on "
-                                          "every host, and run there", launcher="ssh")
+    sync_dst_dir: Optional[str] = _option(None, Kind("DIR", "a path", as_text), "ssh: copy the working directory there "
+                                          "on every host, and run there", launcher="ssh")
     port: int = _option(0, PORT, "the scheduler's TCP port", "-p", "--port", otherwise="a free one; local: none")
     secure: bool = _option(False, FLAG, "encrypt every connection between hosts, and let only processes of this job "
                            "connect; --port is then the tunnels' port")
     wire: str = _option("", WIRE, "how workers and servers talk: ps-lite, or odsgd's own sockets, without MXNet",
                         otherwise="ps-lite where MXNet is installed")
-    host_ip: Optional[str] = _option(None, _text("ADDRESS", "an address"), "this machine's address as the hosts see it",
-                                     otherwise="found out")
+    host_ip: Optional[str] = _option(None, Kind("ADDRESS", "an address", as_text), "this machine's address as the "
+                                     "hosts see it", otherwise="found out")
     env: Mapping[str, str] = _option({}, ENV, "set (or pass on) a variable everywhere")
     env_server: Mapping[str, str] = _option({}, ENV, "the same, for servers only")
     env_worker: Mapping[str, str] = _option({}, ENV, "the same, for workers only")
@@ -193,12 +187,11 @@ class JobOptions:
                           "checkpoint; without --grow, at the next failure")
     grace_s: float = _failure(5.0, SECONDS, "time between SIGTERM and SIGKILL", "--grace")
     store: Optional[str] = _option(
-        None, _text("NAME[:OPTION=VALUE...]", "a store, perhaps with options"), "for an unchanged script: the store "
-        "it gets in place of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so a worker that makes "
-        "none has not failed")
+        None, Kind("NAME[:OPTION=VALUE...]", "a store, perhaps with options", as_text), "for an unchanged script: the "
+        "store it gets in place of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so a worker that "
+        "makes none has not failed")
     on_worker_loss: str = _failure("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
                                   "let an asynchronous job go on")
-
     spare: int = _failure(0, COUNT, "how many of the -n workers are not there at the start: `odsgd join` brings them "
                           "into the running job", otherwise="0")
 
@@ -207,7 +200,7 @@ class JobOptions:
 class LaunchOptions(JobOptions, HostOptions):
     """One launch, checked: options that do not go together are refused with ConfigError."""
 
-    image: Optional[str] = _option(None, _text("IMAGE"), "image of the pods, with odsgd in it",
+    image: Optional[str] = _option(None, Kind("IMAGE", "text", as_text), "image of the pods, with odsgd in it",
                                    launcher="kubernetes")
     name: Optional[str] = _option(None, LABEL, "name of the job", launcher="kubernetes",
                                   otherwise="odsgd- and six letters")
@@ -226,7 +219,8 @@ class LaunchOptions(JobOptions, HostOptions):
             object.__setattr__(self, "launcher", "ssh" if self.hostfile else "local")
         self._check_range(*self.num_workers)
         self._check_launcher()
-        self._check_spare()
+        if self.spare and self.spare >= self.num_workers.most:
+            raise ConfigError(f"--spare {self.spare} of -n {self.num_workers.most} workers leaves none to begin with")
 
     def _check_range(self, least: int, most: int) -> None:
         if self.grow and least == most:
@@ -241,10 +235,6 @@ class LaunchOptions(JobOptions, HostOptions):
         if self.on_worker_loss == "continue":
             raise ConfigError(f"-n {least}:{most} and --on-worker-loss continue are two ways to go on without a "
                               "worker; leave one of them out")
-
-    def _check_spare(self) -> None:
-        if self.spare and self.spare >= self.num_workers.most:
-            raise ConfigError(f"--spare {self.spare} of -n {self.num_workers.most} workers leaves none to begin with")
 
     def _check_launcher(self) -> None:
         """Refuse what the launcher has no use for, and a launcher that lacks something."""
@@ -265,12 +255,10 @@ class LaunchOptions(JobOptions, HostOptions):
         return bool(getattr(self, field.name)) and getattr(self, field.name) != field.default
 
     def kept(self) -> Dict[str, Any]:
-        """The options that the job keeps."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(JobOptions)}
 
 
 def fields() -> Dict[str, dataclasses.Field[Any]]:
-    """Every option by name."""
     return {field.name: field for field in dataclasses.fields(LaunchOptions)}
 
 

@@ -139,7 +139,6 @@ class TrainConfig(TrainOptions):
                 if field.metadata["tunable"] and values[field.name] is not None}
 
     def _fields(self) -> List[dataclasses.Field[Any]]:
-        """The fields of its own options and of its method's."""
         return [*own_fields(), *dataclasses.fields(self.options)]
 
     # --- questions of other modules -------------------------------------------------------------------------------
@@ -153,7 +152,6 @@ class TrainConfig(TrainOptions):
 
     @property
     def method(self) -> Type[Method]:
-        """The algorithm of the store."""
         return algorithms.find(self.kvstore)
 
     @property
@@ -163,12 +161,10 @@ class TrainConfig(TrainOptions):
 
     @property
     def classes(self) -> int:
-        """Number of classes of the data set."""
         return self.num_classes or DATASETS[self.dataset].classes
 
     @property
     def device_count(self) -> int:
-        """How many devices a worker computes on."""
         return _device_count(vars(self))
 
     @property
@@ -341,8 +337,7 @@ def own_fields() -> List[dataclasses.Field[Any]]:
 
 def option_fields() -> Dict[str, dataclasses.Field[Any]]:
     """Every option by name, with the options of all methods, in the order of the help."""
-    own = {field.name: field for field in own_fields()}
-    return {**own, **methods.fields()}
+    return {**{field.name: field for field in own_fields()}, **methods.fields()}
 
 
 def _goes_with(key: str, store: str, same: bool) -> bool:

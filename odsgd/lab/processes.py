@@ -4,7 +4,7 @@ from __future__ import annotations
 import select
 import subprocess
 import time
-from typing import IO, Any, Dict, Optional, Tuple, Union
+from typing import IO, Any, Dict, Optional, Tuple
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL for a command that has run out of its time."""
@@ -15,8 +15,6 @@ READ_TO_THE_END: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subpro
 
 READ_BY_LINE: Dict[str, Any] = {"stdout": subprocess.PIPE, "bufsize": 0}
 """Options of `Popen` for `next_line`: lines in a buffer of Python's would not wake it."""
-
-Said = Tuple[Union[str, bytes, None], Union[str, bytes, None]]
 
 
 def completed(process: subprocess.Popen[str], timeout_s: Optional[float]) -> subprocess.CompletedProcess[str]:
@@ -29,12 +27,12 @@ def completed(process: subprocess.Popen[str], timeout_s: Optional[float]) -> sub
     except BaseException as error:
         said = _stopped(process)
         if isinstance(error, subprocess.TimeoutExpired):
-            error.output, error.stderr = said  # type: ignore[assignment]  # text, as asked for
+            error.output, error.stderr = said
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def _stopped(process: subprocess.Popen[str]) -> Said:
+def _stopped(process: subprocess.Popen[str]) -> Tuple[Any, Any]:
     """End a process and take the rest of its output."""
     for end in (process.terminate, process.kill):
         end()

@@ -61,20 +61,15 @@ def _traced(records: Records) -> Optional[Breakdown]:
 
 def timeline_of(records: Records) -> Optional[Timeline]:
     """What `--trace` recorded of the run, by the run's name; None where it did not, or it cannot be read."""
-    folder = _trace_folder(records)
+    named = (records.start.get("config") or {}).get("trace")
+    candidates = [Path(str(named)), records.folder / Path(str(named)).name] if named else []  # from here, or beside it
+    folder = next((folder for folder in candidates if folder.is_dir()), None)
     if folder is None:
         return None
     try:
         return dataclasses.replace(read_timeline(folder), name=records.name)
     except ConfigError:
         return None
-
-
-def _trace_folder(records: Records) -> Optional[Path]:
-    """The folder of the run's timeline, as the run named it, from here or beside the run."""
-    named = (records.start.get("config") or {}).get("trace")
-    candidates = [Path(str(named)), records.folder / Path(str(named)).name] if named else []
-    return next((folder for folder in candidates if folder.is_dir()), None)
 
 
 def stretches(timeline: Timeline, records: Records) -> List[range]:

@@ -24,7 +24,7 @@ def main(argv: List[str]) -> int:
                         help=f"the page (default: {PAGE} in the folder of the run, or of all runs)")
     parser.add_argument("--table", action="store_true", help="print the table, write no page")
     options = parser.parse_args(argv)
-    path = options.out or _beside(options.runs) / PAGE
+    path = options.out or Path(os.path.commonpath([folder.resolve() for folder in options.runs])) / PAGE
     if path.suffix != ".html":
         raise ConfigError(f"-o {path}: expected a name that ends in .html")
     runs = [read_records(folder) for folder in options.runs]
@@ -34,11 +34,6 @@ def main(argv: List[str]) -> int:
     for line in compared(list(map(outcome, runs))):
         print(line)
     return 0
-
-
-def _beside(folders: Sequence[Path]) -> Path:
-    """The folder of the run, or the one that all lie in."""
-    return Path(os.path.commonpath([folder.resolve() for folder in folders]))
 
 
 def _write(path: Path, runs: Sequence[Records]) -> None:

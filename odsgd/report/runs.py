@@ -76,20 +76,20 @@ def read_records(folder: Path) -> Records:
 
 
 def outcome(records: Records) -> Outcome:
-    """What the run came to."""
     epochs = records.epochs
     for field in ("samples_per_s", "seconds"):
         if any(field not in epoch for epoch in epochs):
             raise ConfigError(f"{records.folder / METRICS}: an epoch without '{field}'; expected samples_per_s and "
                               "seconds")
+    last, stale = [number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]], records.staleness
     return Outcome(
         name=records.name,
         epochs=len(epochs),
         test_accuracy=number(epochs[-1].get("test_accuracy")),
         samples_per_s=statistics.median(map(samples_per_s, epochs)),
         seconds=records.seconds()[-1],
-        last_five=_mean([number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]]),
-        staleness=_staleness(records.staleness),
+        last_five=statistics.fmean(last) if len(last) == FEW else math.nan,
+        staleness=None if stale is None else (stale["staleness_mean"], stale["staleness_max"], stale["updates_per_s"]),
         virtual=records.virtual,
         asked=None if records.ended else _asked(records.start),
     )
@@ -121,15 +121,6 @@ def _latest(events: Sequence[Record], kind: str, field: str) -> List[Record]:
     """One record for each value of the field, in its order."""
     by_field = {event[field]: event for event in _all(events, kind) if field in event}
     return [by_field[key] for key in sorted(by_field)]
-
-
-def _mean(accuracies: Sequence[float]) -> float:
-    """The mean of five accuracies, as the papers smooth; NaN of fewer."""
-    return statistics.fmean(accuracies) if len(accuracies) == FEW else math.nan
-
-
-def _staleness(record: Optional[Record]) -> Optional[Tuple[float, int, float]]:
-    return None if record is None else (record["staleness_mean"], record["staleness_max"], record["updates_per_s"])
 
 
 def events_of(path: Path) -> List[Record]:
@@ -200,7 +191,6 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, for a table."""
     return f"{share:.2%}".replace("%", " %")
 
 

@@ -43,13 +43,11 @@ HINT = "; `odsgd trace --help` says how"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Merge, sum up or draw timelines; returns 0."""
     chosen(argv, USAGE.format(merged=MERGED), {"merge": merge, "summary": summary, "draw": draw})(list(argv[1:]))
     return 0
 
 
 def merge(argv: List[str]) -> None:
-    """The files of a folder in one."""
     parser = Parser(HINT, prog="odsgd trace", add_help=False)
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", dest="out", type=Path)
@@ -61,7 +59,6 @@ def merge(argv: List[str]) -> None:
 
 
 def summary(argv: List[str]) -> None:
-    """A table per trace."""
     options = _traces().parse_args(argv)
     timelines = list(map(read_timeline, options.traces))
     for timeline in timelines:
@@ -70,7 +67,6 @@ def summary(argv: List[str]) -> None:
 
 
 def draw(argv: List[str]) -> None:
-    """A figure of all traces."""
     parser = _traces()
     parser.add_argument("-o", dest="out", type=Path, required=True)
     options = parser.parse_args(argv)

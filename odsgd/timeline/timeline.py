@@ -32,7 +32,6 @@ class Track:
         return sorted((bar for bar in self.bars if bar.stage == stage), key=lambda bar: bar.start_s)
 
     def shift(self, seconds: float) -> None:
-        """Move all bars."""
         for bar in self.bars:
             bar.start_s += seconds
             bar.end_s += seconds

@@ -12,8 +12,10 @@ def main(argv: List[str]) -> int:
     """Train as these flags say; returns the exit code."""
     config = TrainConfig.from_flags(argv)
     os.umask(int(config.umask, 8))
-    if config.cluster is None:
-        _check_job(config, argv)
+    if config.cluster is None and config.needs_servers and config.kvstore != "local" and not environment.in_job():
+        command = shlex.join(["odsgd", "launch", "-n", "2", "-s", "1", "odsgd", "train", *argv])
+        raise ConfigError(f"`{config.kvstore}` needs a job of workers and servers. To start one here: `{command}`. To "
+                          "train in this process alone: --kvstore local")
     config.make_folder()
     if config.cluster is not None:  # MXNet reads these when it is imported
         os.environ.setdefault("MXNET_CPU_WORKER_NTHREADS", str(os.cpu_count() or 1))
@@ -22,11 +24,3 @@ def main(argv: List[str]) -> int:
         return run_virtual(config)
     from odsgd.training.loop import run  # MXNet's import takes a second: only once the options are right
     return run(config)
-
-
-def _check_job(config: TrainConfig, argv: List[str]) -> None:
-    """ConfigError if the store has servers, and nobody has started any."""
-    if config.needs_servers and config.kvstore != "local" and not environment.in_job():
-        command = shlex.join(["odsgd", "launch", "-n", "2", "-s", "1", "odsgd", "train", *argv])
-        raise ConfigError(f"`{config.kvstore}` needs a job of workers and servers. To start one here: `{command}`. To "
-                          "train in this process alone: --kvstore local")

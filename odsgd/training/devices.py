@@ -16,9 +16,12 @@ def contexts(config: TrainConfig) -> List[Any]:
     present = _gpus_present()
     missing = [number for number in wanted if number >= present]
     if missing:
+        there = f"MXNet finds {present} GPU{'s' * (present != 1)} (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
+        if not mx.runtime.Features().is_enabled("CUDA"):
+            there = "the installed MXNet is a CPU build (for GPUs: pip install 'odsgd[cu112]')"
         listed = [*missing[:3], "…", missing[-1]] if len(missing) > 5 else missing
-        raise ConfigError(f"no GPU {', '.join(map(str, listed))} on this machine: {_what_is_there(present)}. "
-                          "Leave --num-gpus and --gpus out to compute on the CPU")
+        raise ConfigError(f"no GPU {', '.join(map(str, listed))} on this machine: {there}. Leave "
+                          "--num-gpus and --gpus out to compute on the CPU")
     return [mx.gpu(number) for number in wanted]
 
 
@@ -27,9 +30,3 @@ def _gpus_present() -> int:
         return int(mx.context.num_gpus())
     except mx.MXNetError:  # a CUDA build on a machine without a driver
         return 0
-
-
-def _what_is_there(present: int) -> str:
-    if not mx.runtime.Features().is_enabled("CUDA"):
-        return "the installed MXNet is a CPU build (for GPUs: pip install 'odsgd[cu112]')"
-    return f"MXNet finds {present} GPU{'s' * (present != 1)} (see nvidia-smi and CUDA_VISIBLE_DEVICES)"

@@ -32,7 +32,6 @@ class Sums:
     examples: float = 0.0
 
     def add(self, other: Sums) -> None:
-        """Add what `other` counted."""
         self.loss += other.loss
         self.hits += other.hits
         self.examples += other.examples
@@ -83,7 +82,6 @@ class Clock:
         self._since: Optional[float] = time.perf_counter()  # None while it is stopped
 
     def read(self) -> float:
-        """Seconds so far."""
         return self._passed_s + (0.0 if self._since is None else time.perf_counter() - self._since)
 
     def stop(self) -> None:
@@ -91,7 +89,6 @@ class Clock:
         self._passed_s, self._since = self.read(), None
 
     def go_on(self) -> None:
-        """Training continues."""
         if self._since is None:
             self._since = time.perf_counter()
 
@@ -125,12 +122,10 @@ class MetricsFile:
         self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  as long as this object
 
     def write(self, event: str, fields: Dict[str, Any]) -> None:
-        """Add one record."""
         self._file.write(json.dumps(_json_safe({"event": event, **fields}), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """No more records."""
         self._file.close()
 
 

@@ -96,22 +96,13 @@ def learned(record: Dict[str, Any], words: str) -> str:
 
 
 def measured(record: Dict[str, Any]) -> str:
-    """Loss, accuracy, speed, learning rates and staleness of a record, for a line."""
-    local = record.get("lr_local")
-    return (f"{learned(record, 'loss {:.4f}, accuracy {:.2%}')}, "
-            f"{record['samples_per_s']:.0f} samples/s, {record['iteration_ms']:.2f} ms, lr {record['lr']:g}"
-            + ("" if local is None else f", lr_local {local:g}") + stale(record) + virtual(record))
-
-
-def virtual(record: Dict[str, Any]) -> str:
-    """The time on a virtual cluster, if the record has one."""
-    if "virtual_seconds" not in record:
-        return ""
-    return f"; virtual: {record['virtual_seconds']:.4g} s, {record['virtual_iteration_ms']:.4g} ms per iteration"
-
-
-def stale(record: Dict[str, Any]) -> str:
-    """How stale gradients were and how often the weights changed, if the record says so."""
-    if "staleness_mean" not in record:
-        return ""
-    return f", staleness {record['staleness_mean']:.2f}, {record['updates_per_s']:.0f} updates/s"
+    """Loss, accuracy, speed, learning rates, staleness and virtual time of a record, for a line."""
+    line = (f"{learned(record, 'loss {:.4f}, accuracy {:.2%}')}, {record['samples_per_s']:.0f} samples/s, "
+            f"{record['iteration_ms']:.2f} ms, lr {record['lr']:g}")
+    if record.get("lr_local") is not None:
+        line += f", lr_local {record['lr_local']:g}"
+    if "staleness_mean" in record:
+        line += f", staleness {record['staleness_mean']:.2f}, {record['updates_per_s']:.0f} updates/s"
+    if "virtual_seconds" in record:
+        line += f"; virtual: {record['virtual_seconds']:.4g} s, {record['virtual_iteration_ms']:.4g} ms per iteration"
+    return line

@@ -74,11 +74,12 @@ class RunLog(Progress):
             "devices": [str(context) for context in contexts], "num_workers": num_workers,
             "batches_per_epoch": batches_per_epoch, "parameters": num_parameters, "iteration": self._iteration})
         self.say("\n".join(line for line in config.to_yaml().splitlines() if not line.endswith(UNUSED)))
+        local = ", lr_local the same" if config.lr_local is None else f", lr_local {config.lr_local:g}"
         several = f"{len(contexts)} devices x " if len(contexts) > 1 else ""
         self.say(
             f"{num_workers} worker{'s' * (num_workers != 1)} x {several}batch {config.batch_size} = global batch "
             f"{num_workers * config.worker_batch_size}; {batches_per_epoch} iterations per epoch, {self._total} in all"
-            f"; lr {config.lr:g}{lr_local_words(config)}; {num_parameters} parameters; "
+            f"; lr {config.lr:g}{local if config.steps_locally else ''}; {num_parameters} parameters; "
             f"on {', '.join(map(str, contexts))} of each worker")
         if resumed is not None:
             done = "; nothing is left to do" if self._iteration >= self._total else ""
@@ -124,7 +125,6 @@ class RunLog(Progress):
             (self._folder / ROUNDS).write_text(json.dumps(logs) + "\n", encoding="utf-8")
 
     def end(self, iteration: int, tested: Dict[str, Any]) -> None:
-        """The run is over."""
         self._write("end", {"iteration": iteration, "seconds": self.seconds(), **tested})
         self.say(f"done after {iteration} iterations, {self.seconds():.1f} s; outputs lie in {self._config.out}")
 
@@ -146,13 +146,6 @@ class RunLog(Progress):
     def _write(self, event: str, fields: Dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(event, fields)
-
-
-def lr_local_words(config: TrainConfig) -> str:
-    """The local learning rate, where there are local steps."""
-    if not config.steps_locally:
-        return ""
-    return ", lr_local the same" if config.lr_local is None else f", lr_local {config.lr_local:g}"
 
 
 def versions() -> Dict[str, str]:

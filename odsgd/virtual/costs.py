@@ -106,7 +106,3 @@ class Links:
             uplinks = 2 * self.hosts
             between = [uplinks + source // per_rack, uplinks + self._uplinks + target // per_rack]
         return [source, *between, self.hosts + target]
-
-    def last(self) -> int:
-        """When the last link is free."""
-        return max(self.free)

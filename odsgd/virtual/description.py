@@ -17,7 +17,7 @@ import json
 import math
 import re
 import zlib
-from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar
+from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 from kvstore.errors import ConfigError, shown, unknown
 from kvstore.options import Kind, as_text, convert, integer, name, option, real
@@ -121,8 +121,6 @@ DRAWS = Kind("DRAWS", "constant, lognormal:SIGMA, pareto:ALPHA (above 1) or paus
 FAILURES = Kind("TIME:TIME", "two times with their units, as 60s:5s", _failures)
 _NAME = Kind("NAME", "a name", as_text)
 _PASSES = Kind("PAIR", "[time forward, time backward]", _passes)
-
-Part = TypeVar("Part")
 
 
 class _Checked:
@@ -278,8 +276,8 @@ def _chosen(value: Any) -> Any:
     return str(value) if isinstance(value, Draws) else value
 
 
-def _made(kind: Type[Part], where: str, values: Any) -> Part:
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+def _made(kind: Type[Any], where: str, values: Any) -> Any:
+    known = [field.name for field in dataclasses.fields(kind)]
     for key in _mapping(where, values):
         if key not in known:
             raise unknown(f"key of {where}" if where else "key", key, known)

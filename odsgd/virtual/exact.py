@@ -178,7 +178,7 @@ class Simulation:
         assert all(worker.resting and not worker.begun for worker in workers), \
             "a worker waits for an answer that nobody gives"
         self.programs.forget(min(worker.done for worker in workers))
-        now = max(*map(self._last, workers), *self._server_free, self._ring_free, self.links.last())
+        now = max(*map(self._last, workers), *self._server_free, self._ring_free, *self.links.free)
         for worker in workers:
             worker.resting, worker.computed, worker.weights = False, now, [now] * len(self.buckets)
         self._open = set(range(self.num_workers))
@@ -217,7 +217,6 @@ class Simulation:
     # --- an iteration of a worker -----------------------------------------------------------------------------------
 
     def _start(self, time: int, m: int, b: int, number: int, end: int) -> None:
-        """An iteration begins."""
         worker = self._workers[m]
         t = worker.begun[0]
         _, _, worker.grads, worker.computed = self.passes.times(m, t, worker.computed, worker.weights)
@@ -277,7 +276,6 @@ class Simulation:
             self._end(worker)
 
     def _end(self, worker: WorkerTimes) -> None:
-        """A worker's iteration is over."""
         m, worker.done = worker.rank, worker.begun.popleft()
         self.over(m)
         if worker.begun:

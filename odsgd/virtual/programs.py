@@ -57,7 +57,6 @@ class Programs:
         self._by_rank = [self._kinds[each] for each in own]
 
     def of(self, t: int, worker_rank: int = 0) -> Program:
-        """A worker's program of iteration `t`."""
         return self._by_rank[worker_rank].of(t)
 
     def arrays(self) -> int:

@@ -37,8 +37,6 @@ class TracedSimulation(Simulation):
         trace.add(lane, lane, began / NS, ended / NS, bucket=bucket.id, bytes=bucket.size * WIRE_DTYPE.itemsize,
                   round=trace.round(lane, bucket.id))
 
-    # -- workers -------------------------------------------------------------------------------------------------
-
     def _start(self, time: int, m: int, b: int, number: int, end: int) -> None:
         worker = self._workers[m]
         t = worker.begun[0]
@@ -62,8 +60,6 @@ class TracedSimulation(Simulation):
         there, m = max(time, worker.messages_free) + self.costs.message, worker.rank
         self._bar(self._traces[m], "exchange", lane.b, self._waited[m, lane.b].popleft(), there)
         super()._answered(worker, lane, time, update)
-
-    # -- servers -------------------------------------------------------------------------------------------------
 
     def _handle(self, time: int, m: int, b: int, number: int, end: int) -> None:
         server = self.buckets[b].server_rank

@@ -79,7 +79,6 @@ class VirtualStage(Stage):
             self.simulation.close()
 
     def begins(self, worker_rank: int, t: int) -> None:
-        """A worker begins an iteration."""
         assert self.simulation is not None
         self._iterating[worker_rank] = t
         self.simulation.begin(worker_rank, t)
@@ -168,8 +167,7 @@ class VirtualStage(Stage):
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
         self._iterating[worker_rank] = 0
-        if self.simulation is not None:
-            self.simulation.rest(worker_rank)
+        self.rest(worker_rank)
         return super().total(worker_rank, array)
 
     def all_arrived(self) -> None:

@@ -34,8 +34,6 @@ MPI_WAYS = {"mpi": "MPI's own Allreduce", "sendrecv": "a ring of Sendrecv, NumPy
 WAYS = {**{name: f"our ring, codec {name}" for name in WITHOUT_RESIDUAL}, **MPI_WAYS}
 
 
-# -- one rank -----------------------------------------------------------------------------------------------------
-
 def work(options: argparse.Namespace) -> None:
     """One rank: time every way in turn. Rank 0 prints the times of the slowest rank."""
     from kvstore.transports.mpi import World
@@ -101,8 +99,6 @@ def sendrecv_ring(comm: Any, own: np.ndarray, total: np.ndarray) -> None:
         else:
             parts[receive][:] = arrived
 
-
-# -- the run --------------------------------------------------------------------------------------------------------
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -41,8 +41,6 @@ BLOCK = 25  # pushes of one rule before the next one's turn
 WARM_UP = 25  # pushes of each rule that do not count
 
 
-# -- the server ------------------------------------------------------------------------------------------------------
-
 def serve(way: str, floats: int, rule_workers: int, file: str) -> None:
     """Be the scheduler or the server of a job, with a clock round the update callback."""
     role = os.environ["DMLC_ROLE"]
@@ -98,8 +96,6 @@ def change(server: Any, rule_workers: int, save: Callable[[], None]) -> None:
     server.Shard, server.Server = Shard, Server
 
 
-# -- the worker ------------------------------------------------------------------------------------------------------
-
 def work(way: str, floats: int, pushes: int, file: str) -> None:
     """The worker: time round trips."""
     import odsgd  # noqa: F401
@@ -141,8 +137,6 @@ def round_trip(mx: Any, store: Any, key: int, grad: Any, weight: Any) -> float:
     weight.wait_to_read()
     return 1e6 * (time.perf_counter() - start)
 
-
-# -- jobs ------------------------------------------------------------------------------------------------------------
 
 def run(way: str, options: argparse.Namespace) -> Dict[str, Dict[str, List[float]]]:
     """One job: rule -> `server` and `worker` -> microseconds of each push."""

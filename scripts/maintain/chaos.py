@@ -468,8 +468,7 @@ def counted(results: List[Dict[str, Any]]) -> List[str]:
 
 def as_markdown(rows: List[List[str]]) -> str:
     """A table, whose first row is its head."""
-    lines = ["| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]]
-    return "\n".join(lines)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
 
 
 def results_of(log: Path) -> List[Dict[str, Any]]:

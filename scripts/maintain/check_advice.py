@@ -29,6 +29,7 @@ import yaml
 
 from odsgd.lab.advise import cli
 from odsgd.lab.advise.config import AdviseConfig
+from odsgd.tools import piped
 from odsgd.virtual.description import PAYLOAD
 from scripts.maintain.emulated_passes import passes
 
@@ -44,8 +45,6 @@ SLOWEST_S = 0.4
 
 
 class Drawn(NamedTuple):
-    """One configuration."""
-
     model: str
     workers: int
     rate: str
@@ -126,7 +125,7 @@ def table(results: Dict[str, Dict[str, Any]]) -> str:
     """Markdown: a line per configuration, and how often the choice was good."""
     heads = ["", "parameters", "workers", "Gbit/s", "T_cop, ms", "T_cop / T_wire", "first choice", "predicted, ms",
              "measured, ms", "fastest", "ms", "slower by", "choice of those that send all", "fastest", "slower by"]
-    lines = [_line(heads), "|" + "---|" * len(heads)]
+    lines = [heads]
     good: List[List[bool]] = [[], []]
     errors: List[float] = []
     for number, result in results.items():
@@ -135,17 +134,17 @@ def table(results: Dict[str, Dict[str, Any]]) -> str:
         for verdict, known in zip(both, good):
             known.append(verdict.ratio <= WITHIN)
         (first, exact), times = both, result["measured_ms"]
-        lines.append(_line([
+        lines.append([
             number, of.model, str(of.workers), f"{float(of.rate[:-4]) / 1000:.2f}", f"{of.compute_ms:g}",
             f"{of.ratio:.2f}", f"`{first.choice}`", f"{result['predicted_ms'][first.choice]:.1f}",
             f"{times[first.choice]:.1f}", f"`{first.fastest}`", f"{times[first.fastest]:.1f}", _slower(first),
-            f"`{exact.choice}`", f"`{exact.fastest}`", _slower(exact)]))
+            f"`{exact.choice}`", f"`{exact.fastest}`", _slower(exact)])
     errors.sort()
-    lines += ["", f"Within {100 * (WITHIN - 1):.0f} % of the fastest: {sum(good[0])} of {len(results)}; among systems "
-              f"that send every gradient as it is: {sum(good[1])} of {len(results)}. Error of all {len(errors)} "
-              f"predictions: median {100 * errors[len(errors) // 2]:.1f} %, nine of ten within "
-              f"{100 * errors[9 * len(errors) // 10]:.0f} %."]
-    return "\n".join(lines)
+    return (f"{piped(lines, right='')}\n\n"
+            f"Within {100 * (WITHIN - 1):.0f} % of the fastest: {sum(good[0])} of {len(results)}; among systems that "
+            f"send every gradient as it is: {sum(good[1])} of {len(results)}. Error of all {len(errors)} "
+            f"predictions: median {100 * errors[len(errors) // 2]:.1f} %, nine of ten within "
+            f"{100 * errors[9 * len(errors) // 10]:.0f} %.")
 
 
 def _write(path: Path, kept: Dict[str, Any]) -> None:
@@ -154,10 +153,6 @@ def _write(path: Path, kept: Dict[str, Any]) -> None:
                         for number, result in sorted(kept["configurations"].items()))
     parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in kept.items() if key != "configurations"]
     path.write_text("{\n" + ",\n".join([*parts, f'"configurations": {{\n{of_all}\n}}']) + "\n}\n", encoding="utf-8")
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _slower(verdict: Verdict) -> str:

@@ -36,7 +36,7 @@ def on_config(config: Any) -> Any:
     parts = re.split(r"^## (.+)$", (DOCS / CONTENTS).read_text(encoding="utf-8"), flags=re.MULTILINE)
     config.nav = [{"Overview": CONTENTS}]
     for heading, text in zip(parts[1::2], parts[2::2]):
-        pages = [{_title(title): _inside((DOCS / target).resolve())} for title, target, _ in LINK.findall(text)
+        pages = [{title.replace("`", ""): _inside((DOCS / target).resolve())} for title, target, _ in LINK.findall(text)
                  if target.endswith(".md")]
         config.nav.append({heading: [*pages, *([{"Python": API}] if heading == "Reference" else [])]})
     return config
@@ -125,10 +125,6 @@ def _led_from_root(found: "re.Match[str]") -> str:
     if DOCS in path.parents and path.is_file():
         return f"[{title}](../{_inside(path)}{anchor or ''})"
     return str(title)
-
-
-def _title(text: str) -> str:
-    return text.replace("`", "")
 
 
 def _api() -> str:

@@ -46,7 +46,6 @@ def piece(reader: str, seed: int, examples: int) -> Dict[str, Any]:
 
 
 def examples_of(results: List[Dict[str, Any]]) -> int:
-    """How many they are."""
     return sum(one["examples"] for one in results)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from kvstore.messages.codecs import codec
+from odsgd import tools
 from odsgd.report.runs import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +34,6 @@ Curve = List[Tuple[float, float, float]]
 
 
 class Job(NamedTuple):
-    """One training."""
-
     method: str
     link: str
     workers: int = 4
@@ -59,7 +58,6 @@ def bytes_of(method: str, iterations: int) -> float:
 
 
 def run(folder: Path, job: Job) -> Curve:
-    """Its curve."""
     method, link, workers, momentum, seed = job
     out = folder / "_".join(map(str, job))
     store, *options = METHODS[method].split()
@@ -92,9 +90,7 @@ def trained(out: Path, options: Sequence[str]) -> List[Dict[str, Any]]:
 
 
 def draw(curves: Dict[Job, Curve]) -> None:
-    import matplotlib
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    pyplot = tools.pyplot("the page")
     figure, panels = pyplot.subplots(1, len(LINKS) + 1, figsize=(17, 3.6), sharey=True)
     styles: Dict[str, Any] = {method: {"color": f"C{i}", "marker": "osv^D<>x"[i], "markersize": 3, "linewidth": 1}
                               for i, method in enumerate(METHODS)}

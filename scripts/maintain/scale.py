@@ -8,6 +8,7 @@ Deterministic, on one core. Each point goes to RESULTS as soon as it is computed
 Where the model of virtual clusters has changed, delete that file first.
 """
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -45,8 +46,6 @@ MANY = 1024
 
 
 class Point(NamedTuple):
-    """One store on one cluster."""
-
     model: str
     rate: str
     draws: str
@@ -100,13 +99,12 @@ class Kept:
             self._found[key] = compute(*settings)
             with open(RESULTS, "a", encoding="utf-8") as file:
                 file.write(json.dumps([settings, self._found[key]]) + "\n")
-        found: Dict[str, Any] = self._found[key]
-        return found
+        return self._found[key]
 
 
 def points(workers: int) -> List[Point]:
-    return [Point(model, rate, draws, workers, store) for model in MODELS for rate in RATES for draws in DRAWS
-            for store in STORES]
+    return [Point(model, rate, draws, workers, store)
+            for model, rate, draws, store in itertools.product(MODELS, RATES, DRAWS, STORES)]
 
 
 def efficiency(point: Point, found: Dict[str, Any]) -> float:
@@ -137,8 +135,7 @@ Line = List[Tuple[Point, Dict[str, Any]]]
 
 
 def line(found: Dict[Point, Dict[str, Any]], model: str, rate: str, draws: str, store: str) -> Line:
-    points = [Point(model, rate, draws, workers, store) for workers in tried(found)]
-    return [(point, found[point]) for point in points]
+    return [(point, found[point]) for point in (Point(model, rate, draws, n, store) for n in tried(found))]
 
 
 def stop(one: Line) -> str:
@@ -150,39 +147,31 @@ def stop(one: Line) -> str:
 
 def stops(found: Dict[Point, Dict[str, Any]]) -> str:
     """A row for each model, rate and draws: up to how many workers each store is at least half as fast as alone."""
-    lines = ["| model, links, workers | " + " | ".join(f"`{store}`" for store in STORES) + " |",
-             "|---|" + "---|" * len(STORES)]
-    for model in MODELS:
-        for rate in RATES:
-            for draws, shown in DRAWS.items():
-                cells = [stop(line(found, model, rate, draws, store)) for store in STORES]
-                lines.append(f"| {model}, {rate}, {shown} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    rows = [["model, links, workers", *(f"`{store}`" for store in STORES)]]
+    for model, rate, (draws, shown) in itertools.product(MODELS, RATES, DRAWS.items()):
+        rows.append([f"{model}, {rate}, {shown}", *(stop(line(found, model, rate, draws, store)) for store in STORES)])
+    return tools.piped(rows, right="") + "\n"
 
 
 def efficiencies(found: Dict[Point, Dict[str, Any]]) -> str:
     counts = tried(found)
     lines = ["| model, links, workers | store | " + " | ".join(f"{workers:,}" for workers in counts) + " |",
              "|---|---|" + "---:|" * len(counts)]
-    for model in MODELS:
-        for rate in RATES:
-            for draws, shown in DRAWS.items():
-                for store in STORES:
-                    row = [efficiency(*one) for one in line(found, model, rate, draws, store)]
-                    lines.append(f"| {model}, {rate}, {shown} | `{store}` | "
-                                 + " | ".join(f"{100 * value:.3g} %" for value in row) + " |")
+    for model, rate, (draws, shown), store in itertools.product(MODELS, RATES, DRAWS.items(), STORES):
+        row = [efficiency(*one) for one in line(found, model, rate, draws, store)]
+        lines.append(f"| {model}, {rate}, {shown} | `{store}` | "
+                     + " | ".join(f"{100 * value:.3g} %" for value in row) + " |")
     return "\n".join(lines) + "\n"
 
 
 def crossings(found: Dict[Tuple[float, float, str], float]) -> str:
     """Where either store is faster by more than CLOSE."""
-    lines = ["| sigma | OD-SGD is faster | by at most | ASGD is faster | by at most |", "|---|---|---|---|---|"]
+    rows = [["sigma", "OD-SGD is faster", "by at most", "ASGD is faster", "by at most"]]
     for sigma in SIGMAS:
         gains = [found[sigma, ratio, "asgd"] / found[sigma, ratio, "odsgd"] - 1 for ratio in RATIOS]
         asgds = [1 / (1 + gain) - 1 for gain in gains]
-        cells = [cell for ahead in (gains, asgds) for cell in (spans(ahead), most(ahead))]
-        lines.append(f"| {sigma:g} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([f"{sigma:g}", *(cell for ahead in (gains, asgds) for cell in (spans(ahead), most(ahead)))])
+    return tools.piped(rows, right="") + "\n"
 
 
 def most(gains: Sequence[float]) -> str:

@@ -111,7 +111,6 @@ def calibrate(most: int) -> int:
 
 
 def main() -> int:
-    """See the head of this file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--without", type=int, action="append", default=[], help="leave out this fault of --seed")

@@ -66,8 +66,6 @@ class Measured(NamedTuple):
     measured_ms: float
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------
-
 def rows(page: Path) -> Iterator[Measured]:
     """The rows of a page whose systems a virtual cluster knows."""
     setting: Dict[str, Any] = {}
@@ -78,13 +76,8 @@ def rows(page: Path) -> Iterator[Measured]:
             setting = {"page": page.stem.split("_")[0], "model": model, "workers": int(workers),
                        "compute_ms": float(compute_ms), "rate": rate or "none",
                        "goodput": float(goodput) if goodput else None}
-        elif row and known(row[1]):
+        elif row and re.split("[:@]", row[1])[0] in OURS:
             yield Measured(**setting, system=row[1], measured_ms=float(row[2]))
-
-
-def known(label: str) -> bool:
-    """Whether the virtual cluster has times for this system."""
-    return re.split("[:@]", label)[0] in OURS
 
 
 class Job(NamedTuple):
@@ -157,8 +150,6 @@ def summary(found: Sequence[Dict[str, Any]], key: str = "predicted_ms") -> Tuple
     return statistics.median(errors), sum(one <= 0.1 for one in errors) / len(errors)
 
 
-# -- staleness -----------------------------------------------------------------------------------------------------
-
 class Stale(NamedTuple):
     """An asynchronous job whose staleness is counted."""
 
@@ -223,8 +214,6 @@ def distance(one: Dict[Any, int], other: Dict[Any, int]) -> float:
     return sum(abs(first.get(tau, 0.0) - second.get(tau, 0.0)) for tau in {*first, *second}) / 2
 
 
-# -- pages ---------------------------------------------------------------------------------------------------------
-
 def section(results: Dict[str, Any]) -> str:
     """What docs/how-to/virtual.md says of the results."""
     found = results["rows"]
@@ -273,18 +262,14 @@ def described(page: str) -> str:
                   page, flags=re.DOTALL)
 
 
-def write_pages() -> None:
-    PAGE.write_text(described(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    TABLE.write_text(table(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("rows", "staleness", "page"))
     parser.add_argument("files", nargs="*")
     asked = parser.parse_args()
     if asked.what == "page":
-        write_pages()
+        PAGE.write_text(described(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        TABLE.write_text(table(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
     elif not asked.files:
         parser.error("the profile is missing")
     elif asked.what == "rows":

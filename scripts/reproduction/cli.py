@@ -120,8 +120,6 @@ def _seconds(text: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
-
 def chosen(items: Sequence[Item], scale: Any, glob: str, seeds: int) -> List[Trial]:
     """The trials of these items; the first seeds of all come first."""
     found: List[Trial] = []
@@ -183,8 +181,6 @@ def _until_stopped(work: Callable[[], int]) -> int:
 def _say(text: str) -> None:
     print(text, flush=True)
 
-
-# --- the list ---------------------------------------------------------------------------------------------------------
 
 def listed(folder: Path) -> str:
     """Every table and figure by its state: the cells that have run, what it shows; below that, how or why."""

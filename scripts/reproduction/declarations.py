@@ -271,8 +271,6 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """One paper."""
-
     name: str
     title: str
     cite: str

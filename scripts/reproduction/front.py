@@ -69,7 +69,6 @@ def page(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
 
 
 def ruled(paper: Paper, runs: Runs) -> List[Ruled]:
-    """Every claim of a paper."""
     return [Ruled(paper, item, claim, ruling(paper, item, claim, runs))
             for item in paper.items.values() for claim in item.claims]
 
@@ -132,7 +131,6 @@ def _paper(paper: Paper, every: Sequence[Ruled], runs: Runs) -> List[str]:
 
 
 def intervals(paper: Paper, runs: Runs) -> List[str]:
-    """The picture of all claims."""
     return [f"![{paper.title}: the interval of each claim]({forest_file(paper)})"] if forest(paper, runs) else []
 
 
@@ -203,5 +201,3 @@ def _items(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
     return ["## Tables and figures", f"Of {len(rows)} tables and figures, or parts of one: {said}.",
             piped([["", "shows", "state", "cells that have run"], *rows], right=""),
             *(line for paper in papers for line in words.drawings(paper, f"{paper.title}: "))]
-
-

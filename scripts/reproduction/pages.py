@@ -86,7 +86,6 @@ def write(papers: Sequence[Paper], folder: Path) -> List[Path]:
 
 
 def pages(papers: Sequence[Paper], folder: Path) -> Dict[Path, str]:
-    """The text of every page."""
     loaded = {paper.name: load(paper, folder) for paper in papers}
     texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
     return {folder / "README.md": front.page(papers, loaded), **texts}

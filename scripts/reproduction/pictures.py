@@ -288,8 +288,8 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
     """Each claim's interval, of the comparison that decides it, its bounds and the paper's value: differences above,
     quotients below.
     """
-    kinds = {ratio: [(label, one) for label, one in rows if bool(one.comparison.over) is ratio
-                     and len(one.comparison.sides) > 1] for ratio in (False, True)}
+    kinds = {ratio: [(label, one) for label, one in rows if bool(one.comparison.over) is ratio]
+             for ratio in (False, True)}
     kinds = {ratio: found for ratio, found in kinds.items() if found}
     below = ("means with 95 % intervals of the comparison that decides a claim; grey: what the claim allows; "
              "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "

@@ -53,8 +53,6 @@ refused: Set[str] = set()
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One line's content."""
-
     cell: str
     seed: int
     paper: str
@@ -99,8 +97,6 @@ def thinned(rows: Sequence[List[Any]]) -> List[List[Any]]:
     return [rows[number] for number in sorted(evenly | set(range(len(rows) - 5, len(rows))))]
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
 def add(result: Result, path: Path) -> None:
     """Put a result into its file, which is whole at all times, whoever else adds to it. Other lines stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,8 +132,6 @@ def _checksum(content: Dict[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
-
-# --- reading ----------------------------------------------------------------------------------------------------------
 
 def read(path: Path) -> Dict[Key, Result]:
     """What `add` has written there. A line that it has not written so is refused by name, and the rest is read."""

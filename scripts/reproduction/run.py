@@ -31,6 +31,7 @@ from odsgd.lab.processes import GRACE_S
 from odsgd.launch import linux
 from odsgd.report.runs import METRICS, events_of
 from odsgd.tools import cpu
+from odsgd.training.checkpoint.manifests import complete
 from scripts.reproduction import results
 from scripts.reproduction.declarations import Trial
 from scripts.reproduction.results import COLUMNS, Result
@@ -158,7 +159,6 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _missing(trials: Sequence[Trial], folders: Folders) -> List[Trial]:
-    """Those without a result."""
     found = {file: results.read(folders.results / file) for file in {trial.file for trial in trials}}
     return [trial for trial in trials if not trial.among(found[trial.file])]
 
@@ -203,7 +203,6 @@ def _train(trial: Trial, config: TrainConfig, folder: Path, lock: IO[str],
            say: Callable[[str], None]) -> subprocess.Popen[bytes]:
     """The process of a training, which goes on from the newest checkpoint in `folder`, if there is one."""
     (folder / "train.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    from odsgd.training.checkpoint.manifests import complete
     there = complete(folder / "checkpoints")
     say(f"{trial}: {f'goes on from iteration {there[-1]}' if there else 'begins'}")
     program = [sys.executable, "-m", "odsgd"]
@@ -238,7 +237,6 @@ def _lacks_staleness(one: _Running) -> bool:
     """
     if not one.config.asynchronous or any(event["event"] == "staleness" for event in events_of(one.folder / METRICS)):
         return False
-    from odsgd.training.checkpoint.manifests import complete
     kept = one.folder / "checkpoints"
     shutil.rmtree(kept / str(complete(kept)[-1]))
     return True
@@ -291,6 +289,5 @@ def _rounded(value: Any) -> Any:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    said = [line for line in lines if line.strip()]
+    said = [line for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
     return f"{said[-1] if said else 'no word'} (all of it is in `{log}`)"

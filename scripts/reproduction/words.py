@@ -66,8 +66,7 @@ def state_of(paper: Paper, item: Item, runs: Runs) -> str:
     return f"runs here{f', {at[whole[0]]}' if whole else ''}{part}" if some else "to be run here"
 
 
-def progress(paper: Paper, item: Item, runs: Optional[Runs]) -> str:
-    """How many of an item's cells have run, by scale; how many there are, if it is not known what has run."""
+def progress(paper: Paper, item: Item, runs: Runs) -> str:
+    """How many of an item's cells have run, by scale."""
     of = paper.runs_of(item)
-    return ", ".join(f"{scale}: {'' if runs is None else f'{len(runs.get((of.name, scale), {}))} of '}{len(of.cells)}"
-                     for scale in of.scales)
+    return ", ".join(f"{scale}: {len(runs.get((of.name, scale), {}))} of {len(of.cells)}" for scale in of.scales)

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.bench import systems
 from odsgd.lab.bench.systems import AUTO, OURS, System
-from odsgd.virtual.description import PAYLOAD, Link, Quantity, VirtualCluster
+from odsgd.virtual.description import PAYLOAD, Quantity, VirtualCluster
 
 
 def candidates(config: AdviseConfig, workers: int, codecs: Sequence[str] = ("none",)) -> List[System]:
@@ -59,11 +59,8 @@ def placed(cluster: VirtualCluster, system: System, workers: int) -> VirtualClus
     servers = workers if system.servers == AUTO else system.extra_hosts() or 1
     speeds = {worker: speed for worker, speed in cluster.compute.speeds.items() if worker < workers}
     names = [f"worker{m}" for m in range(workers)] + ([] if beside else [f"server{s}" for s in range(servers)])
+    first = cluster.hosts.get("server0")
+    hosts = {name: cluster.hosts.get(name, first if name.startswith("server") else None) for name in names}
     return dataclasses.replace(cluster, workers=workers, servers=servers, placement="beside" if beside else "apart",
                                compute=dataclasses.replace(cluster.compute, speeds=speeds),
-                               hosts=_hosts(cluster.hosts, names))
-
-
-def _hosts(hosts: Dict[str, Link], names: Sequence[str]) -> Dict[str, Link]:
-    found = {name: hosts.get(name, hosts.get("server0") if name.startswith("server") else None) for name in names}
-    return {name: link for name, link in found.items() if link is not None}
+                               hosts={name: link for name, link in hosts.items() if link is not None})

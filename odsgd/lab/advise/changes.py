@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, NamedTuple, Sequence, TypeVar
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.bench.systems import AUTO, System
-from odsgd.virtual.description import Link, Quantity, ServerCost, VirtualCluster, WorkerCost
+from odsgd.virtual.description import Link, Quantity, VirtualCluster
 
 NOTHING = 0.01
 """A smaller gain counts as nothing."""
@@ -75,10 +75,7 @@ def _linked(cluster: VirtualCluster, **factors: float) -> VirtualCluster:
                                hosts={name: changed(link) for name, link in cluster.hosts.items()})
 
 
-Cost = TypeVar("Cost", WorkerCost, ServerCost)
-
-
-def _halved(cost: Cost) -> Cost:
+def _halved(cost: Any) -> Any:
     def half(time: Any) -> Any:
         return {store: Quantity(own / 2) for store, own in time.items()} if isinstance(time, dict) else \
             Quantity(time / 2)

@@ -31,7 +31,6 @@ SAY_EVERY_S = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Predict, and tell."""
     config = AdviseConfig.from_flags(argv)
     oracle = of_profile(config)
     advices = [advise(config, oracle, workers) for workers in config.workers or (oracle.cluster.workers,)]
@@ -75,7 +74,6 @@ def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Predictio
 
 
 def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
-    """The advice for one number of workers."""
     predictions = ranked(config, oracle, workers)
     if not predictions:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")

@@ -63,7 +63,6 @@ class Prediction:
 
     @property
     def resource(self) -> str:
-        """The busiest resource."""
         return max(self.loads, key=lambda what: self.loads[what])
 
     @property
@@ -85,10 +84,6 @@ class Prediction:
                     if known >= part * sum(self.staleness.values()))
 
 
-Question = Tuple[Hashable, Tuple[Any, ...]]
-"""A key, which is equal for systems that send and wait alike, and the arguments of `times.simulate`."""
-
-
 class Oracle:
     """Predicts systems on one cluster and one model. What sends and waits alike is simulated once."""
 
@@ -102,7 +97,7 @@ class Oracle:
 
         `told`: how many are through, of how many, and what came of the last.
         """
-        asked = [(self._question(self._job(system, workers)), system) for system in systems]
+        asked = [(self._question(_Job(system, workers, len(self.parameters))), system) for system in systems]
         questions = {key: arguments for (key, arguments), _ in asked if key not in self._paces}
         named = {key: system.label for (key, _), system in reversed(asked)}
         with contextlib.ExitStack() as stack:
@@ -115,8 +110,7 @@ class Oracle:
                 told(number, len(questions), f"; {named[key]}: {1000 * pace.iteration:.0f} ms")
 
     def predict(self, system: System, workers: int) -> Prediction:
-        """The prediction for a system."""
-        job = self._job(system, workers)
+        job = _Job(system, workers, len(self.parameters))
         key, arguments = self._question(job)
         if key not in self._paces:
             self._paces[key] = _simulated(arguments)
@@ -130,10 +124,8 @@ class Oracle:
                           * _of_worker(job.method, job.options, workers, job.transport, job.programs),
                           self.nbytes * servers, pace.loads)
 
-    def _job(self, system: System, workers: int) -> _Job:
-        return _Job(system, workers, len(self.parameters))
-
-    def _question(self, job: _Job) -> Question:
+    def _question(self, job: _Job) -> Tuple[Hashable, Tuple[Any, ...]]:
+        """A key, which is equal for systems that send and wait alike, and the arguments of `times.simulate`."""
         cluster, period = placed(self.cluster, job.system, job.workers), max(job.method.intervals(job.options))
         asked = tuple(tuple(job.programs.of(t)[0]) for t in range(1, WARM_UP + period + 1))
         own = (cluster.server.rules.get(job.system.name, cluster.server.update),

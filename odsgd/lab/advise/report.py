@@ -80,9 +80,8 @@ def sentences(advice: Advice) -> List[str]:
     lines = [f"{first.system.label} is the fastest{among}, {times} one worker alone. {limit}" if worth else
              f"Not worth it as it is: {advice.workers} workers are slower than one alone, at best {times} as fast "
              f"({first.system.label}). {limit}"]
-    best = {name: min((one for one in advice.predictions if one.system.name == name), default=None,
-                      key=lambda one: one.iteration_s) for name in ("ssgd", "odsgd")}
-    ssgd, odsgd = best["ssgd"], best["odsgd"]
+    ssgd, odsgd = (min((one for one in advice.predictions if one.system.name == name), default=None,
+                       key=lambda one: one.iteration_s) for name in ("ssgd", "odsgd"))
     if ssgd is not None and odsgd is not None:
         gain_s = ssgd.iteration_s - odsgd.iteration_s
         lines.append(f"OD-SGD takes {_ms(odsgd.iteration_s)} ms an iteration and SSGD {_ms(ssgd.iteration_s)}: "

@@ -160,7 +160,6 @@ class BenchConfig:
         return {systems.DDP: self.torch_python, systems.HOROVOD: self.horovod_python}.get(name)
 
     def computes(self, model: str) -> Sequence[ComputingTime]:
-        """The computing times of one model."""
         if not self.compute:
             return (ComputingTime(),)
         return tuple(compute for compute in self.compute if compute.model in (None, model))

@@ -34,19 +34,18 @@ def _resnet50() -> Shapes:
 def _vgg16() -> Shapes:
     channels = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
     kernels: Shapes = [(out, into, 3, 3) for into, out in zip(channels, channels[1:])]
-    return [shape for kernel in [*kernels, (4096, 512 * 7 * 7), (4096, 4096), (1000, 4096)]
-            for shape in (kernel, kernel[:1])]
+    return _biased([*kernels, (4096, 512 * 7 * 7), (4096, 4096), (1000, 4096)])
 
 
-def _transformer(layers: int = 24, width: int = 1024, vocabulary: int = 50257, context: int = 1024) -> Shapes:
+def _transformer() -> Shapes:
     """A decoder with the sizes of GPT-2 medium; the embedding is the output layer, too."""
-    dense = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
-    vector = (width,)
+    layers, width, vocabulary, context = 24, 1024, 50257, 1024
+    dense, vector = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)], (width,)
     block: Shapes = [vector, vector, *_biased(dense[:2]), vector, vector, *_biased(dense[2:])]
     return [(vocabulary, width), (context, width), *layers * block, vector, vector]
 
 
-def _biased(matrices: Sequence[Tuple[int, int]]) -> Shapes:
+def _biased(matrices: Sequence[Tuple[int, ...]]) -> Shapes:
     return [shape for matrix in matrices for shape in (matrix, matrix[:1])]
 
 
@@ -80,12 +79,10 @@ def _perceptron(parameters: float) -> Shapes:
 def shapes(name: str) -> Shapes:
     """The parameters with a gradient, first layer first."""
     number = _NUMBER.fullmatch(name)
-    if name not in PLAIN and number:
+    if name in PLAIN:
+        return PLAIN[name]
+    if number:
         return _perceptron(float(number[1]) * {"k": 1e3, "M": 1e6}[number[2]])
-    return PLAIN[name] if name in PLAIN else _shapes_of_network(name)
-
-
-def _shapes_of_network(name: str) -> Shapes:
     from odsgd.config.train import TrainConfig
     from odsgd.training.models import models
     net = models.create(TrainConfig.from_flags(["--model", name, "--dataset", "synthetic", "--kvstore", "local"]))

@@ -55,8 +55,6 @@ class Reading(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The measurements of a benchmark."""
-
     readings: List[Reading]
     goodputs: Dict[str, List[float]]  # per rate, bytes per second over the links each way, before and after the jobs
     failures: List[str]
@@ -74,7 +72,6 @@ class JobFailed(Exception):
 
 
 def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
-    """Run everything."""
     measured = Measured([], {}, [])
     systems = _available(config, say)
     # The memory of a process says something of a model only if it has had no other.
@@ -109,12 +106,11 @@ def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[Syst
     return systems
 
 
-# Where jobs run
-
 @contextlib.contextmanager
 def _place(rate: str, hosts: int) -> Iterator[Place]:
     if rate == NO_CLUSTER:
-        yield Place(_run_here, (), lambda: [math.inf])
+        yield Place(lambda command, timeout_s: processes.completed(
+            subprocess.Popen(command, **processes.READ_TO_THE_END), timeout_s), (), lambda: [math.inf])
         return
     from odsgd.lab.cluster import Cluster
     with Cluster.up(hosts=hosts, rate=rate) as cluster:
@@ -122,12 +118,6 @@ def _place(rate: str, hosts: int) -> Iterator[Place]:
                     ("-H", cluster.hostfile),
                     lambda: [way for _ in range(2) for way in cluster.goodput()] if hosts > 1 else [math.inf])
 
-
-def _run_here(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    return processes.completed(subprocess.Popen(command, **processes.READ_TO_THE_END), timeout_s)
-
-
-# One job
 
 def job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: int, system: System,
         group: Sequence[str]) -> List[Reading]:

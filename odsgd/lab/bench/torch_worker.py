@@ -26,7 +26,6 @@ def wrapped(model: Any, system: Dict[str, Any]) -> Tuple[Any, Any]:
 
 
 def main(file: str) -> None:
-    """Measure every stint of a job."""
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     backward.measure_all(spec, usage.now, lambda made: wrapped(made, spec["system"]))

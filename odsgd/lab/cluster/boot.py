@@ -133,11 +133,6 @@ def ssh_script(name: str, network: str, pids: Dict[str, int]) -> str:
     return text.replace("@name@", name).replace("@network@", network)
 
 
-def head_command(folder: str) -> List[str]:
-    """Starts the head; its host namespaces follow."""
-    return ["unshare", "--pid", "--fork", "--mount", "--uts", "--ipc", "--net", "sh", f"{folder}/head.sh", folder]
-
-
 def entering(pid: int, directory: str, command: Sequence[str]) -> List[str]:
     """`command` in the head's namespaces; the one of processes is the caller's part, since it takes a fork."""
     return ["nsenter", "--target", str(pid), "--mount", "--uts", "--ipc", "--net",

@@ -56,7 +56,7 @@ def up(argv: List[str]) -> int:
     options = _parser(DEFAULT_NAME, shape=True).parse_args(argv)
     if options.hosts is None and options.like is None:
         raise ConfigError("--hosts N is needed: how many hosts")
-    cluster = _up(options, options.name)
+    cluster = _up(options)
     cluster.stay()
     count = len(cluster.hosts)
     last = f" to host{count - 1}" if count > 1 else ""
@@ -78,7 +78,7 @@ def run(argv: List[str]) -> int:
         if options.rate or options.host_rate:
             raise ConfigError("--rate and --host-rate shape a new cluster: give --hosts as well, or leave them out")
         return _attend(Cluster.find(options.name or DEFAULT_NAME), command)
-    with _up(options, options.name) as cluster:
+    with _up(options) as cluster:
         return _attend(cluster, command)
 
 
@@ -97,14 +97,14 @@ def down(argv: List[str]) -> int:
     return 0
 
 
-def _up(options: argparse.Namespace, name: Optional[str]) -> Cluster:
+def _up(options: argparse.Namespace) -> Cluster:
     if options.like is None:
         rates = links.parse_host_rates(options.host_rate)
-        return Cluster.up(options.hosts, options.rate, rates, name, options.own_tmp)
+        return Cluster.up(options.hosts, options.rate, rates, options.name, options.own_tmp)
     if options.hosts or options.rate or options.host_rate:
         raise ConfigError("--like has hosts and rates of its own: leave --hosts, --rate and --host-rate out")
     rates = links.described(options.like)
-    return Cluster.up(len(rates), None, rates, name, options.own_tmp)
+    return Cluster.up(len(rates), None, rates, options.name, options.own_tmp)
 
 
 def _attend(cluster: Cluster, command: Sequence[str]) -> int:

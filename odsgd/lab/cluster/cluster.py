@@ -129,7 +129,7 @@ class Cluster:
         `env` comes on top of this process's environment; on a host, on top of a login's. `options` go to
         `subprocess.Popen`.
         """
-        words = [self._word(word) for word in command]
+        words = [re.sub(r"(^|=)@hosts$", lambda match: match[1] + self.hostfile, word) for word in command]
         directory = str(options.pop("cwd", None) or os.getcwd())
         if host is not None:
             words = [self.variables["ODSGD_SSH"], self.hosts[host], boot.on_host(directory, env or {}, words)]
@@ -166,9 +166,6 @@ class Cluster:
             there = start(second, address, _answer(back, timeout_s))
             return Goodput(*(float(_answer(process, timeout_s)) for process in (there, back)))
 
-    def _word(self, word: str) -> str:
-        return re.sub(r"(^|=)@hosts$", lambda match: match[1] + self.hostfile, word)
-
     # Coming up and going down
 
     def _boot(self, rates: Sequence[Optional[int]], own_tmp: bool) -> None:
@@ -177,9 +174,10 @@ class Cluster:
             (self.folder / file).write_text(text, encoding="ascii")
         their_line, self._line = os.pipe()
         try:
-            self._process = subprocess.Popen(boot.head_command(str(self.folder)), stdin=their_line,
-                                             stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
-                                             **processes.READ_BY_LINE)
+            self._process = subprocess.Popen(
+                ["unshare", "--pid", "--fork", "--mount", "--uts", "--ipc", "--net", "sh", f"{self.folder}/head.sh",
+                 str(self.folder)], stdin=their_line, stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
+                **processes.READ_BY_LINE)
         finally:
             os.close(their_line)
         assert self._process.stdout

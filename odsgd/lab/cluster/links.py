@@ -41,8 +41,7 @@ def link_rates(hosts: int, rate: Optional[str], rates: Mapping[int, str]) -> Lis
     """The rate of each host's link in bits per second; None: not shaped."""
     if not 1 <= hosts <= MOST_HOSTS:
         raise ConfigError(f"--hosts {hosts}: expected 1 to {MOST_HOSTS}")
-    common = None if rate is None else parse_rate(rate, "--rate")
-    links = [common] * hosts
+    links = [None if rate is None else parse_rate(rate, "--rate")] * hosts
     for index, slower in rates.items():
         if not 0 <= index < hosts:
             raise ConfigError(f"--host-rate {index}={slower}: there is no host {index}; with --hosts {hosts} they are "

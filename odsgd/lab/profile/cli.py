@@ -33,7 +33,6 @@ then
 
 
 def main(argv: List[str]) -> int:
-    """Measure and write."""
     if argv[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from kvstore.engine._mxnet import mx
 from kvstore.transports.in_process import Stage
@@ -31,11 +31,7 @@ class Network:
         self._training = Training(config, stage.worker(0) if config.needs_servers or config.kvstore == "local"
                                   else stage.ring_worker(0))
         self.layers = [one for one in self._training.trainable if one.name not in self._training.frozen]
-        self._batches = self._endless()
-
-    def _endless(self) -> Iterator[Any]:
-        for epoch in itertools.count():
-            yield from self._training.data.train(epoch)
+        self._batches = itertools.chain.from_iterable(map(self._training.data.train, itertools.count()))
 
     def _queue(self, looked_at: bool) -> Tuple[List[Instant], List[Instant]]:
         """One iteration; when the passes were through with each layer, where `looked_at` asks for it."""

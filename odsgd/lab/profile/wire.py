@@ -48,8 +48,6 @@ def join(timeout_s: float) -> Transport:
     return MpiRing(timeout_s)
 
 
-# -- servers -------------------------------------------------------------------------------------------------------
-
 def exchanges(transport: Transport) -> Optional[Exchanges]:
     """Collective: worker 0 exchanges, the others wait for it. None without servers."""
     if not isinstance(transport, ParameterServer):
@@ -84,8 +82,6 @@ def _exchange(transport: ParameterServer, count: int, floats: int) -> Tuple[floa
     return min(took), statistics.median(used)
 
 
-# -- links ---------------------------------------------------------------------------------------------------------
-
 def goodput_nbytes(transport: Transport) -> Optional[float]:
     """Bytes per second between workers 0 and 1, each way while both send. Collective; None for one worker."""
     if transport.num_workers == 1:
@@ -117,8 +113,6 @@ def _both_ways(listener: Optional[socket.socket], address: Tuple[str, int]) -> f
     sender.join()
     return got
 
-
-# -- what follows --------------------------------------------------------------------------------------------------
 
 def described(found: Exchanges, goodput_nbytes: Optional[float], arrays: Sequence[Price], update: Price
               ) -> Dict[str, Dict[str, Any]]:

@@ -139,7 +139,9 @@ class UnfinishedCheckpoint:
                                     f"{within_s:g} s: its disk is very slow, or gone. Check it, or raise `timeout_s`")
         if self._error is not None:
             raise self._error
-        self._files.update(_gather_digests(store, self._files[manifests.worker_file(store.rank)]))
+        mine = json.dumps(self._files[manifests.worker_file(store.rank)])
+        texts = agreement.gather_texts(store.session.transport, mine)  # a worker that the job has lost has none
+        self._files.update({manifests.worker_file(rank): json.loads(text) for rank, text in enumerate(texts) if text})
         if self._leads:
             manifest = {**self._facts, "files": self._files}
             manifests.write_manifest(self._folder, manifest)
@@ -274,9 +276,3 @@ def _from_leader(store: Store, value: Callable[[], Any]) -> Any:
         told = agreement.from_one(store.session.transport, mine).strip(b"\0")
         if told:
             return json.loads(told)
-
-
-def _gather_digests(store: Store, mine: manifests.Digest) -> Dict[str, manifests.Digest]:
-    """File name -> digest of every worker's part. A worker that the job has lost has none."""
-    texts = agreement.gather_texts(store.session.transport, json.dumps(mine))
-    return {manifests.worker_file(rank): json.loads(text) for rank, text in enumerate(texts) if text}

@@ -58,7 +58,6 @@ class CheckpointMirror:
         return [f"the second place of checkpoints: {error}" for error in [*filter(None, errors), *late]]
 
     def put(self, path: Path, iteration: int) -> None:
-        """Copy a file of this checkpoint."""
         _copy(path, Path(self._folder) / str(iteration) / path.name)
 
     def get(self, iteration: int, name: str, path: Path) -> None:

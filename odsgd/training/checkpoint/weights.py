@@ -5,6 +5,7 @@ MXNet's own reader allocates what a file announces before it looks whether the f
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import struct
@@ -109,9 +110,7 @@ class _Reader:
         return self._values(np.dtype(DTYPES[kind]), shape)
 
     def _values(self, dtype: np.dtype, shape: Tuple[int, ...]) -> np.ndarray:
-        count = 1
-        for length in shape:
-            count *= length
+        count = math.prod(shape)
         if count * dtype.itemsize > len(self._data) - self._at:
             raise ValueError("its end is missing")
         values = np.frombuffer(self._data, dtype, count, self._at).reshape(shape)

@@ -58,7 +58,6 @@ class RecordData:
                 pulse.substep = index + 1  # or this would be taken for standing still
 
     def test(self) -> Iterator[Batch]:
-        """The test set in its own order; the last batch is as short as it has to be."""
         return (self._place(batch) for batch in self._iterator(self.test_files))
 
     def _iterator(self, files: Tuple[Path, Path], **options: Any) -> Any:

@@ -67,7 +67,8 @@ class Emulated:
                  computed: Optional[Computed] = None) -> None:
         replicas = _by_device(layers)
         sizes = np.array([weight.size for weight, _ in replicas[0]], float)
-        tell = [computed or _recorded(), *[_untold] * (len(replicas) - 1)]
+        recorded = _untold if trace.on is None else functools.partial(trace.on.add, "compute")
+        tell = [computed or recorded, *[_untold] * (len(replicas) - 1)]
         self.iterations = 0
         self._factors = factors(spread, seed)
         self._devices = [_Device(pairs, seconds * sizes / sizes.sum(), forward, gradient, told)
@@ -78,11 +79,6 @@ class Emulated:
         factor = next(self._factors)
         self.iterations += 1
         return [device.iteration(self.iterations - 1, factor) for device in self._devices]
-
-
-def _recorded() -> Computed:
-    """The default of `computed`: the timeline of this process, if one is recorded."""
-    return _untold if trace.on is None else functools.partial(trace.on.add, "compute")
 
 
 def _untold(what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None:

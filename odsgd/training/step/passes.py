@@ -35,8 +35,7 @@ class NetworkPasses:
 
     def batches(self, data: Any, epoch: int, position: int, offset: int) -> Iterator[Any]:
         """The batches that are left of an epoch."""
-        batches: Iterator[Any] = data.train(epoch, position, offset)
-        return batches
+        return data.train(epoch, position, offset)
 
     def train(self, xs: List[Any], ys: List[Any]) -> List[Any]:
         """Queue forward and backward; the result of each device's part of the batch."""

@@ -88,9 +88,8 @@ def run(job: Run) -> Tuple[float, float]:
 
 
 def draw(found: Dict[Run, Tuple[float, float]]) -> None:
-    import matplotlib
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    from odsgd import tools
+    pyplot = tools.pyplot("the page")
     figure, panels = pyplot.subplots(2, len(WORKERS), figsize=(13, 5.6), sharex=True, sharey="row")
     for column, M in enumerate(WORKERS):
         ways = sorted({(one.quorum, one.grace) for one in found if one.workers == M})

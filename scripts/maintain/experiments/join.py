@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, List, Tuple
 
+from odsgd import tools
 from odsgd.launch import linux
 from odsgd.launch.view import status_file
 
@@ -73,9 +74,7 @@ def is_worker_1(pid: int) -> bool:
 
 
 def draw(rows: List[Row]) -> None:
-    import matplotlib
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    pyplot = tools.pyplot("the page")
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 3.6))
     for what in ("worker 0", "worker 1", "worker 2", "test loss"):
         mine = [(seconds, number) for seconds, name, number in rows if name == what]

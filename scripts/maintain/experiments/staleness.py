@@ -28,7 +28,6 @@ REST = 10  # iterations that the others go on after worker 0, who asks for the c
 
 
 def work(n: int, iterations: int, compute_s: float, spread: float, file: str) -> None:
-    """One worker."""
     import kvstore
     from kvstore.engine._mxnet import mx
     from kvstore.session.staleness import mean
@@ -90,9 +89,8 @@ def show(results: List[Dict[str, Any]]) -> None:
 
 def draw(results: List[Dict[str, Any]], file: Path) -> None:
     """A histogram per job, a row per number of workers."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from odsgd import tools
+    pyplot = tools.pyplot("a histogram")
     rows = sorted({found["workers"] for found in results})
     columns = max(sum(found["workers"] == row for found in results) for row in rows)
     figure, axes = pyplot.subplots(len(rows), columns, figsize=(2.6 * columns, 2.3 * len(rows)), squeeze=False,

@@ -61,8 +61,6 @@ def way_of(run: Dict[str, Any]) -> Way:
     return Way(*(run[name] for name in Way._fields))
 
 
-# -- a longer link -------------------------------------------------------------------------------------------------
-
 def hold(delay_s: float, loss: float, restarts: float) -> None:
     """On a host: hold each packet of queue 0 for some time, in their order, and lose some."""
     Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text(f"{restarts:.0f}", encoding="ascii")
@@ -108,8 +106,6 @@ def _message(kind: int, attributes: List[Tuple[int, bytes]], flags: int) -> byte
     return struct.pack("IHHII", 16 + len(body), NFQUEUE << 8 | kind, flags, 0, 0) + body
 
 
-# -- measured ------------------------------------------------------------------------------------------------------
-
 @contextlib.contextmanager
 def cluster(way: Way) -> Iterator[Any]:
     from odsgd.lab import processes
@@ -142,8 +138,6 @@ def measure(way: Way, systems: List[str]) -> Iterator[Dict[str, Any]]:
                    "load": round(os.getloadavg()[0], 2)}
 
 
-# -- predicted -----------------------------------------------------------------------------------------------------
-
 def predict(way: Way, system: str, goodput_mbit: float) -> float:
     """The virtual cluster's milliseconds of an iteration, on links of this goodput."""
     from odsgd.config.files import read_cluster
@@ -156,8 +150,6 @@ def predict(way: Way, system: str, goodput_mbit: float) -> float:
         job.cluster, links=dataclasses.replace(job.cluster.links, latency=Quantity(way.rtt_ms / 2000)))
     return 1000 * times.simulate(cluster, job.system.name, job.parameters, job.system.options, 3 * H, H).iteration
 
-
-# -- shown ---------------------------------------------------------------------------------------------------------
 
 Cell = Tuple[float, float, float]
 """Utilisation: measured; predicted for the link as it is described; and for what TCP was measured to carry."""
