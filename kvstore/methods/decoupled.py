@@ -104,6 +104,9 @@ def rda(shares: Sequence[Any], deltas: Sequence[np.ndarray]) -> np.ndarray:
 
 class Syncer(QuorumRule):
     def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
+        if not rates.any():  # all were skipped
+            self.version += 1
+            return
         merge = {"rda": rda, "mean": mean}[self.options.merge]
         self.step(w, merge((rates / rates.sum()).astype(np.float32), pushes), self.options.lr_outer)
 
@@ -134,6 +137,7 @@ class Decoupled(DiLoCo):
             self._set("delay", min(2, self.H - 1) if self.delay is None else self.delay)
             self._set("grace", max(self.delay - 1, 0) if self.grace is None else self.grace)
             super().check()
+            self.refuse(["reduction"], "in store decoupled, where `merge` says what a round comes to; leave it out")
             if self.grace > self.delay:
                 raise ConfigError(f"grace is {self.grace}, expected at most delay, which is {self.delay}")
 

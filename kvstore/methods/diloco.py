@@ -121,6 +121,9 @@ class DiLoCo(Method):
         def check(self) -> None:
             super().check()
             self._set("mix", (MIX if self.delay else 0.0) if self.mix is None else self.mix)
+            if self.on_nan == "skip" and self.mix:
+                raise ConfigError(f"on_nan `skip` leaves a round out, and mix {self.mix:g} would keep the weights of a "
+                                  "worker that are not finite; take mix 0, or `stop`")
             if self.delay >= self.H:
                 raise ConfigError(f"delay is {self.delay}, expected less than H, which is {self.H}: what comes of an "
                                   "exchange is applied before the next one")

@@ -64,12 +64,13 @@ class EagerReplica(Replica):
     def iterate(self, x: Array, step: Step) -> Array:
         """The end of round t: `x` are the weights that the inner steps have come to; returns the next one's."""
         eta, mu = self.options.lr_outer, self.options.momentum
-        theta, delta = self.last_exchange.result(), step.counts * (self.anchor - x)   # Theta(t-1), Delta_m(t)
+        theta, own = self.last_exchange.result(), self.anchor - x              # Theta(t-1), Delta_m(t)
+        delta = step.counts * own
         self.last_exchange = self.weights_holder.exchange(self.bucket, delta, eta)
-        u = delta
+        u = own = delta if self.options.local_scale is None else own  # its share is of those that have data
         if self.b is not None:
-            self.b[:] = mu * self.b + delta                                    # b_m(t)
-            u = delta + mu * self.b
+            self.b[:] = mu * self.b + own                                      # b_m(t)
+            u = own + mu * self.b
         self.anchor[:] = theta - self.scale * eta * u                          # theta_m(t)
         return self.anchor
 

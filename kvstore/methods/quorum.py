@@ -46,6 +46,12 @@ class QuorumRule(AsyncRule):
         self._close(w, self.num_workers)
         return float(self.options.lr_outer / header.lr)
 
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        """Its worker is in the round, and what it sent counts nothing."""
+        self.pushes.append(np.zeros_like(w))
+        self.members.append([header.worker_rank, 0.0])
+        self._close(w, self.num_workers)
+
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
         if worker_rank in self._pushed_ranks() or not self._answers(worker_rank):
             self._close(w, self.options.quorum)

@@ -62,10 +62,17 @@ class SparseLoCo(DiLoCo):
             if self.bits not in (2, 32) or self.k > Largest.CHUNK:
                 raise ConfigError(f"k is {self.k} and bits is {self.bits}, expected k at most {Largest.CHUNK} and bits "
                                   "2 or 32")
+            if self.on_nan == "skip" and not self.sends_all:
+                raise ConfigError("on_nan `skip` does not go with a store that looks for the largest floats; take "
+                                  f"`stop`, or k {Largest.CHUNK} and bits 32")
+
+        @property
+        def sends_all(self) -> bool:
+            return (self.k, self.bits) == (Largest.CHUNK, 32)
 
     def traffic(self, whole: bool) -> TrafficSettings:
         options = self.options
-        if (options.k, options.bits) == (Largest.CHUNK, 32):
+        if options.sends_all:
             return super().traffic(whole)
         kind = "largest" if options.bits == 32 else "largest_2bit"
         return replace(super().traffic(whole), codec=f"{kind}:{options.k}", codec_keeps=options.beta)

@@ -18,6 +18,7 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.environment import joined_at, lost_workers
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, in_fragments
+from kvstore.messages.codecs import codec
 from kvstore.messages.finite import finite, names, skips
 from kvstore.messages.header import SUM_SIZES
 from kvstore.messages.seam import GlobalWeights, Pending, Servers, Setup, Transport, kind_of
@@ -182,7 +183,8 @@ class Session:
         """
         method, optimizer, setup = self.method, self.optimizer, self._setup()
         assert optimizer is not None
-        self.transport.on_nan = self._traffic.on_nan
+        stops_here = self._traffic.on_nan == "stop" and codec(self._traffic.codec).residual  # whose sums are finite
+        self.transport.on_nan = "find" if stops_here else self._traffic.on_nan
         pulse.asynchronous = method.asynchronous
         first_answers = self.weights_holder.set_up(setup, weights)
         local = self.local_optimizer  # one of the user's own may write to the gradient

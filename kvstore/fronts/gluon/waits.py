@@ -39,13 +39,14 @@ class Waits:
         """Inside, the caller queues the whole way from these gradients to their next weights."""
         self._since += 1
         now = time.monotonic()
-        if now - self._sampled_at < EVERY_S:
+        keyed = [] if now - self._sampled_at < EVERY_S else list(keyed)
+        grads = [grad for one in keyed for grad in one.grads]  # none on a worker that has never had data
+        if not grads:
             yield
             return
         self._sampled_at = now
-        keyed = list(keyed)
         written: List[float] = []
-        engine.push(lambda: written.append(time.monotonic()), [grad for one in keyed for grad in one.grads], [])
+        engine.push(lambda: written.append(time.monotonic()), grads, [])
         yield
         stands_for, self._since = self._since, 0
 

@@ -89,21 +89,23 @@ class Entry:
     def _where(self, header: Header) -> str:
         if self.pushes_summed == 1:
             return f"worker {header.worker_rank}, at update {self.rule.version + 1}"
-        return f"iteration {self.rule.version + 1}, the sum over the workers"
+        return f"update {self.rule.version + 1} since it began, the sum over the workers"
 
     def saved(self) -> Saved:
         """What a checkpoint keeps: arrays ``optimizer/NAME``, ``rule/NAME`` and ``kept/NAME``, and facts of both.
 
         Before the first push the rule has nothing to keep.
         """
-        if not self._rule_began and self._resumed is None:
-            return {}, {"optimizer": self.optimizer.facts(), "rule": None}
         if not self._optimizer_began:
             self.optimizer.start(engine.zeros(self.size, context_of(self.optimizer.optimizer)))
-        of_rule, facts = declared.saved(self.rule) if self._rule_began or self._resumed is None else self._resumed
+        if not self._rule_began and self._resumed is None:
+            of_rule, facts, kept = {}, None, {}
+        else:
+            of_rule, facts = self._resumed if self._resumed and not self._rule_began else declared.saved(self.rule)
+            kept = self.extra_arrays
         arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.optimizer.arrays().items()},
                   **{f"rule/{name}": array for name, array in of_rule.items()},
-                  **{f"kept/{name}": array for name, array in self.extra_arrays.items()}}
+                  **{f"kept/{name}": array for name, array in kept.items()}}
         return {name: array.reshape(-1) for name, array in arrays.items()}, {
             "optimizer": {**self.optimizer.facts(), "began": self._optimizer_began}, "rule": facts}
 

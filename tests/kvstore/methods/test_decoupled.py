@@ -4,7 +4,7 @@ import queue
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import pytest
@@ -165,6 +165,16 @@ def test_a_round_that_is_not_finite_is_left_out() -> None:
         walk("decoupled", 2, 4, spoiled, ONES, **options)
 
 
+@pytest.mark.parametrize("worst", [(1,), (0, 1)])
+def test_a_round_of_all_workers_is_over_without_what_is_not_finite(worst: Sequence[int]) -> None:
+    def spoiled(m: int, t: int, w: np.ndarray) -> np.ndarray:
+        return np.full_like(w, np.nan) if t < 2 and m in worst else w - m
+
+    ways = walk("decoupled", 2, 6, spoiled, ONES, on_nan="skip", H=2, delay=1, mix=0.0, quorum=2)
+    np.testing.assert_array_equal(ways[0][1], ways[1][1])
+    assert np.isfinite(ways[0][1]).all()
+
+
 def test_a_worker_that_waits_waits_for_what_it_has_asked_for() -> None:
     learner, answer, over = Learner.__new__(Learner), engine.zeros(5), threading.Event()
     begun: queue.Queue[engine.Done] = queue.Queue()
@@ -179,7 +189,8 @@ def test_a_worker_that_waits_waits_for_what_it_has_asked_for() -> None:
 @pytest.mark.parametrize("given, says", [
     ({"quorum": 3}, "quorum is 3, and the job has 2 workers"), ({"delay": 24}, "delay is 24, expected less than H"),
     ({"grace": 3}, "grace is 3, expected at most delay, which is 2"), ({"quorum": 0}, r"quorum.*expected"),
-    ({"merge": "sum"}, "unknown merge `sum`"), ({"uneven": "join"}, "whose workers wait for nobody")])
+    ({"merge": "sum"}, "unknown merge `sum`"), ({"reduction": "sum"}, "reduction has no meaning in store decoupled"),
+    ({"uneven": "join"}, "whose workers wait for nobody")])
 def test_options_that_do_not_go_together_are_refused_in_a_line(given: Dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as error:
         kvstore.create("decoupled", Stage(2).worker(0), **given)

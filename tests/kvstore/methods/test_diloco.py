@@ -319,6 +319,17 @@ def test_with_a_delay_a_worker_whose_data_have_ended_sends_nothing(way: str) -> 
     assert [float(final[0]) for _, final, _ in ways] == [0.17578125] * 2
 
 
+def test_a_given_share_of_a_worker_s_own_moves_does_not_grow_as_others_end() -> None:
+    def gradient(m: int, t: int, w: np.ndarray) -> np.ndarray:
+        return w - m
+
+    w_0, options = np.ones(5, np.float32), {"H": 1, "lr_outer": 0.5, "local_scale": 0.5, "momentum_outer": 0.5}
+    three = walk("eager", 3, [8, 8, 0], gradient, w_0, uneven="join", **options)
+    two = walk("eager", 2, [8, 8], gradient, w_0, uneven="join", **options)
+    for one, other in zip(three, two):
+        np.testing.assert_allclose(one[0], other[0], rtol=1e-6)
+
+
 def spoiled(m: int, t: int, w: np.ndarray) -> np.ndarray:
     """Worker 1's third gradient is not a number."""
     return np.full_like(w, np.nan) if (m, t) == (1, 2) else drawn(5)(m, t, w)

@@ -157,7 +157,7 @@ def test_fewer_workers_go_on_with_the_count_of_what_was_left_out_and_with_the_op
 @pytest.mark.parametrize("name, settings", [
     ("odsgd", {"warmup": 0, "momentum_local": 0.5}), ("odsgd", {"warmup": 0, "optimizer_local": "dcasgd_a"}),
     ("dcasgd_a", {}), ("softsync", {}), ("downpour", {"T": 2}), ("eamsgd", {"T": 2, "alpha": 0.2}), ("sasgd", {"T": 2}),
-    ("pipesgd", {"K": 3}), ("acco", {})])
+    ("diloco", {"H": 9, "momentum_outer": 0.5}), ("pipesgd", {"K": 3}), ("acco", {})])
 def test_what_each_worker_kept_begins_anew_with_fewer_of_them(name: str, settings: Dict[str, Any]) -> None:
     """Two that go on where three were do what two would that had begun with those weights."""
     before = states_after(3, name, steps=4, **settings)[0]

@@ -50,6 +50,20 @@ def test_a_mean_is_that_of_the_workers_that_have_a_gradient(ends: str, name: str
         np.testing.assert_allclose(mine, path, rtol=1e-6)
 
 
+def test_a_worker_may_have_no_data_at_all() -> None:
+    def work(transport: Any) -> float:
+        store = kvstore.create("ssgd", transport, uneven="join")
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+        w = mx.nd.ones(1)
+        store.broadcast("w", w, w)
+        if store.rank == 0:
+            store.pushpull("w", w, w)
+        store.join()
+        return float(w.asscalar())
+
+    assert Stage(2).run(work) == [0.5, 0.5]
+
+
 def test_join_is_for_stores_that_were_made_for_it() -> None:
     with pytest.raises(ConfigError, match='make the store with uneven="join"'):
         kvstore.create("local").join()

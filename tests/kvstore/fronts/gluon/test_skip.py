@@ -8,8 +8,9 @@ import pytest
 import kvstore
 from kvstore import ConfigError, methods
 from kvstore.engine._mxnet import mx
+from kvstore.errors import DivergedError
 from kvstore.messages import finite
-from kvstore.transports.in_process import Stage
+from kvstore.transports.in_process import InProcess, Stage
 
 TARGETS = (0.0, 2.0, 5.0)
 LR, LR_LOCAL, MOMENTUM, W_0, STEPS = 0.25, 0.125, 0.5, 4.0, 6
@@ -103,7 +104,24 @@ def test_a_round_that_is_not_finite_is_left_out(name: str, kind: Optional[str], 
         np.testing.assert_allclose(paths, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("codec", ["2bit", "1bit"])
+def test_what_a_codec_of_few_bits_would_hide_from_the_servers_stops_the_job(
+        codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InProcess, "checks_all", False)  # as with real servers
+    store = kvstore.create("ssgd", Stage(1).worker(0), codec=codec)
+    store.set_optimizer(mx.optimizer.SGD())
+    w, grad = mx.nd.ones(2000), mx.nd.ones(2000)
+    store.broadcast("w", w, w)
+    grad[1999] = np.nan
+    with pytest.raises(DivergedError, match="worker 0, iteration 1: 1 elements of the gradient of w"):
+        store.pushpull("w", grad, w)
+        store.wait()
+
+
 @pytest.mark.parametrize("name, options, optimizer, says", [
+    ("diloco", {"H": 2, "delay": 1}, "sgd", "mix 0.5 would keep the weights of a worker that are not finite"),
+    ("decoupled", {}, "sgd", "mix 0.5 would keep the weights of a worker that are not finite"),
+    ("sparseloco", {}, "sgd", "does not go with a store that looks for the largest floats"),
     ("easgd", {}, "sgd", "on_nan `skip` has no meaning in elastic averaging"),
     ("ssgd", {"codec": "2bit"}, "sgd", "does not go with codec `2bit`, which knows finite numbers alone"),
     ("odsgd", {"optimizer_local": "adam"}, "sgd", "leave out steps of `sgd` without clip_gradient alone"),

@@ -51,7 +51,7 @@ def push(to: Shard, nans: Dict[int, float], marks: int = 1 + 2) -> np.ndarray:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("store, who", [("ssgd", "iteration 1"), ("asgd", "worker 0, at update 1"), ("own", "iterat")])
+@pytest.mark.parametrize("store, who", [("ssgd", "update 1"), ("asgd", "worker 0, at update 1"), ("own", "update")])
 @pytest.mark.parametrize("place, name", [(FIRST - 1, "first"), (FIRST, "second"), (SIZE // 2, "second"),
                                          (SIZE - 1, "second")])
 def test_one_number_that_is_none_is_found_wherever_it_is(
