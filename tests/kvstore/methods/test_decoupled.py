@@ -170,7 +170,7 @@ def test_a_round_of_all_workers_is_over_without_what_is_not_finite(worst: Sequen
     def spoiled(m: int, t: int, w: np.ndarray) -> np.ndarray:
         return np.full_like(w, np.nan) if t < 2 and m in worst else w - m
 
-    ways = walk("decoupled", 2, 6, spoiled, ONES, on_nan="skip", H=2, delay=1, mix=0.0, quorum=2)
+    ways = walk("decoupled", 2, 7, spoiled, ONES, on_nan="skip", H=2, delay=1, mix=0.0, quorum=2)
     np.testing.assert_array_equal(ways[0][1], ways[1][1])
     assert np.isfinite(ways[0][1]).all()
 
