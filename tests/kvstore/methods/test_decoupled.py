@@ -168,9 +168,9 @@ def test_a_round_that_is_not_finite_is_left_out() -> None:
 @pytest.mark.parametrize("worst", [(1,), (0, 1)])
 def test_a_round_of_all_workers_is_over_without_what_is_not_finite(worst: Sequence[int]) -> None:
     def spoiled(m: int, t: int, w: np.ndarray) -> np.ndarray:
-        return np.full_like(w, np.nan) if t < 2 and m in worst else w - m
+        return np.full_like(w, 3e38) if t < 2 and m in worst else 0.01 * (w - m)  # a step of -inf
 
-    ways = walk("decoupled", 2, 7, spoiled, ONES, on_nan="skip", H=2, delay=1, mix=0.0, quorum=2)
+    ways = walk("decoupled", 2, 7, spoiled, ONES, lr=10.0, on_nan="skip", H=2, delay=1, mix=0.0, quorum=2)
     np.testing.assert_array_equal(ways[0][1], ways[1][1])
     assert np.isfinite(ways[0][1]).all()
 
