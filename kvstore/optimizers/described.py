@@ -33,8 +33,7 @@ def context_of(optimizer: Optimizer) -> Any:
 def _registered() -> Dict[str, Any]:
     from kvstore.engine._mxnet import mx
     from kvstore.optimizers import compensated  # noqa: F401  registers its own
-    registry: Dict[str, Any] = mx.optimizer.Optimizer.opt_registry
-    return registry
+    return mx.optimizer.Optimizer.opt_registry
 
 
 def create_local(name: str, options: Dict[str, Any], like: Optimizer) -> Optimizer:

@@ -67,10 +67,9 @@ def load_worker(session: Session, saved: Saved) -> None:
             session.local_steps[bucket.id].restore(below("optimizer_local/", flats),
                                                    of_bucket(session, bucket, meta["optimizer_local"]))
         declared.fill(session.weights_holder.codec_state(bucket), below("wire/", flats))
-    if meta["versions"] and session.method.asynchronous:
-        assert isinstance(session.weights_holder, Servers)
+    if meta["versions"] and session.method.asynchronous and isinstance(session.weights_holder, Servers):
         session.weights_holder.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
-                                   for bucket in session.buckets})
+                                             for bucket in session.buckets})
 
 
 def check_worker(saved: Saved) -> None:

@@ -66,8 +66,8 @@ class Session:
         self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
         self.joined = False
         """Whether this worker's data have ended, so that it takes no step of its own."""
-        self.optimizer: Optional[Optimizer] = None
-        self.outer: Optional[Optimizer] = None  # U, where the method has its own
+        self.optimizer: Optimizer = None
+        self.outer: Optimizer = None  # U, where the method has its own
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
         self.samples = 1.0  # examples that an iteration of this worker has, where it is known
         self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
@@ -98,7 +98,6 @@ class Session:
             self.optimizer = self.outer if optimizer is None else optimizer
             self._use_inner(optimizer)
             return
-        assert optimizer is not None
         self._check_optimizer(optimizer)
         self.optimizer = optimizer
         local = self.method.local_optimizer(self.method.options)
@@ -121,7 +120,6 @@ class Session:
 
     def _wd_local(self) -> float:
         """Weight decay of local steps: the trainer's, unless the method has one."""
-        assert self.optimizer is not None
         local = self.method.local_optimizer(self.method.options)
         own = None if local is None else local[1].get("wd")
         return float(self.optimizer.wd if own is None else own)
@@ -181,7 +179,6 @@ class Session:
         `w_local`: the weights that the first gradients are taken at; None: W_0.
         """
         method, optimizer, setup = self.method, self.optimizer, self._setup()
-        assert optimizer is not None
         self.transport.on_nan = self._traffic.on_nan
         pulse.asynchronous = method.asynchronous
         first_answers = self.weights_holder.set_up(setup, weights)

@@ -73,7 +73,7 @@ class Recorder(Trace):
         self._events: Deque[Event] = collections.deque()
         self._over = False  # or the file has failed
         self._adding, self._writing = threading.Lock(), threading.Lock()
-        self._written: Dict[int, engine.CachedById[Moment]] = collections.defaultdict(
+        self._written: Dict[int, engine.CachedById] = collections.defaultdict(
             lambda: engine.CachedById(lambda _: Moment(), ARRAYS))
         """By bucket and array: when the operation queued last had written it."""
         self.iterations = 0

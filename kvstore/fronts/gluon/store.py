@@ -36,7 +36,7 @@ begun: "weakref.WeakSet[Store]" = weakref.WeakSet()
 """The stores that train."""
 
 
-class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
+class Store(FrontEnd, mx.kvstore.KVStoreBase):
     """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``."""
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
@@ -198,8 +198,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
 
     def _named(self) -> Dict[Any, Any]:
         """A trainer's parameters."""
-        named: Dict[Any, Any] = {} if self.session.optimizer is None else self.session.optimizer.param_dict
-        return named
+        return {} if self.session.optimizer is None else self.session.optimizer.param_dict
 
     def _share(self) -> None:
         """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
@@ -380,8 +379,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
 
     @staticmethod
     def _numbers(array: NDArray) -> np.ndarray:
-        numbers: np.ndarray = array.asnumpy()
-        return numbers
+        return array.asnumpy()
 
     def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, known in self._untrained().items():

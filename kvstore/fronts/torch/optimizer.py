@@ -130,13 +130,11 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_settings()
-        if self._arrivals is None:
-            self._begin()
-        assert self._arrivals is not None
-        for number in self._arrivals.rest():
+        arrivals = self._arrivals or self._begin()
+        for number in arrivals.rest():
             self._send(number)
         self.store.end_step()
-        self._arrivals.begin()
+        arrivals.begin()
         self.store.show(self._at_step)
         return loss
 
@@ -346,10 +344,10 @@ class Optimizer(torch.optim.Optimizer):
         modules = [self._model] if self._at_once else self._model.modules()
         return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
 
-    def _begin(self) -> None:
+    def _begin(self) -> Arrivals:
         """The first iteration has shown in what order gradients appear, and which modules compute."""
         self.store.begin(self._order)
-        self._arrivals = Arrivals([lane.bucket for lane in self.store.lanes])
+        self._arrivals = arrivals = Arrivals([lane.bucket for lane in self.store.lanes])
         lanes = self._lanes_of
         for lane in self.store.lanes:
             for segment in lane.bucket.segments:
@@ -368,6 +366,7 @@ class Optimizer(torch.optim.Optimizer):
         for module, handle in self._before.items():
             if not self._awaits.get(module):
                 handle.remove()
+        return arrivals
 
 
 class GradScaler(_Scaler):  # type: ignore[misc, valid-type]

@@ -62,7 +62,7 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     return choice.connect(name, transport, timeout_s)
 
 
-class TorchStore(FrontEnd[TensorLane]):
+class TorchStore(FrontEnd):
     """A store that trains one model of PyTorch's."""
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
