@@ -29,7 +29,6 @@ def _of(array: NDArray) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of either kind."""
     mxnet: Any = sys.modules.get("mxnet")
     return isinstance(value, on_numpy.Array) or (mxnet is not None and isinstance(value, mxnet.nd.NDArray))
 
@@ -56,7 +55,6 @@ def zeros(size: int, context: Any = None) -> NDArray:
 
 
 def array(values: Any, context: Any = None) -> NDArray:
-    """A new array of these numbers."""
     if context is None:
         return on_numpy.Array(np.array(values, np.float32))
     return _mxnets().mx.nd.array(values, context)
@@ -87,7 +85,6 @@ def wait_to_write(array: NDArray) -> None:
 
 
 def wait_all() -> None:
-    """Wait for every operation of this process."""
     on_numpy.wait_all()
     if "mxnet" in sys.modules:
         _mxnets().mx.nd.waitall()

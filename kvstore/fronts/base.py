@@ -60,7 +60,6 @@ class FrontEnd:
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return self.session.method.name
 
     @property
@@ -75,7 +74,6 @@ class FrontEnd:
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job has."""
         return self.session.transport.num_workers
 
     @property
@@ -411,7 +409,6 @@ class FrontEnd:
             self.barrier()
 
     def _check_usable(self) -> None:
-        """StoreClosedError after `close`."""
         if self._closed:
             raise StoreClosedError(f"the `{self.name}` store of worker {self.rank} is closed")
 

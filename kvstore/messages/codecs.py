@@ -240,7 +240,6 @@ class _FewBits(Codec):
     bits: ClassVar[int]
 
     def __init__(self, levels: Tuple[float, ...]) -> None:
-        """`levels`: what each code stands for."""
         bytes_ = np.arange(256, dtype=np.uint8)
         shifts = np.arange(8 - self.bits, -1, -self.bits, dtype=np.uint8)
         self._floats = np.array(levels, np.float32)[(bytes_[:, None] >> shifts) & (2 ** self.bits - 1)]
@@ -361,7 +360,6 @@ WITHOUT_RESIDUAL = tuple(name for name, kind in CODECS.items() if not (kind.resi
 
 
 def codec(name: str, threshold: float = THRESHOLD) -> Codec:
-    """A new instance of the codec of this name."""
     kind, _, number = name.partition(":")
     if number:
         return OF_METHODS[kind](float(number))
@@ -369,5 +367,4 @@ def codec(name: str, threshold: float = THRESHOLD) -> Codec:
 
 
 def _at_least(room: np.ndarray, size: int) -> np.ndarray:
-    """`room`, or a larger one."""
     return room if room.size >= size else np.empty(size, room.dtype)

@@ -95,7 +95,6 @@ def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:
 
 
 def state_names(optimizer: Optimizer) -> List[str]:
-    """The names of the arrays of `optimizer`, sorted."""
     return sorted(state_arrays(optimizer.create_state_multi_precision(0, engine.zeros(1, context_of(optimizer)))))
 
 

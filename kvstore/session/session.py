@@ -290,7 +290,6 @@ class Session:
 
     @property
     def iteration(self) -> int:
-        """Iterations done, with those left out."""
         return self.step.t + self.left_out
 
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
@@ -396,7 +395,6 @@ class Session:
                 worker.wait()
 
     def deadline(self) -> Any:
-        """A deadline for what waits for the answers of this iteration."""
         return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s)
 
     def global_weights(self, bucket: Bucket) -> NDArray:

@@ -70,7 +70,6 @@ class Lane:
         return mx.nd.zeros(self.bucket.size, ctx=self.context)
 
     def forget(self) -> None:
-        """The caller has other arrays from now on."""
         self._weights: Optional[List[List[NDArray]]] = None
         self._grads: Optional[List[List[NDArray]]] = None
         self._gathering = [engine.CachedById(self._gathers, FLATS) for _ in self.devices]

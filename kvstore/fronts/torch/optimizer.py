@@ -53,7 +53,6 @@ class Arrivals:
             yield self.left - 1
 
     def rest(self) -> Iterator[int]:
-        """The numbers of all that have not left yet."""
         while self.left < len(self._missing):
             self.left += 1
             yield self.left - 1

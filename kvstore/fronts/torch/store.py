@@ -299,7 +299,6 @@ class TorchStore(FrontEnd):
 
     @property
     def under_way(self) -> bool:
-        """Whether an iteration has begun and not ended."""
         return bool(self._steps)
 
     # -- to save it --------------------------------------------------------------------------------------------
