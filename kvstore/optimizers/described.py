@@ -12,7 +12,7 @@ from kvstore.optimizers import formulas, torch_formulas
 from kvstore.optimizers.formulas import Formula
 
 Optimizer = Any
-"""MXNet's, or one of ours (`formulas.FlatOptimizer`)."""
+"""MXNet's, or one of ours (`formulas.Formula`)."""
 
 OURS = {"sgd": formulas.SGD, "dcasgd_c": formulas.DCASGD_C, "dcasgd_a": formulas.DCASGD_A,
         "adam": torch_formulas.Adam, "adamw": torch_formulas.AdamW, "rmsprop": torch_formulas.RMSprop,
@@ -137,7 +137,7 @@ def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
         from kvstore.engine import _mxnet  # noqa: F401  in a server no other import of MXNet would return
     kind: Any = getattr(importlib.import_module(module), name, None)
     mxnet: Any = sys.modules.get("mxnet")
-    bases = [*([mxnet.optimizer.Optimizer] if mxnet else []), formulas.FlatOptimizer]
+    bases = [*([mxnet.optimizer.Optimizer] if mxnet else []), Formula]
     base = next((one for one in bases if isinstance(kind, type) and issubclass(kind, one)), None)
     if base is None:
         raise ConfigError(f"{module}.{name} is not an optimizer; expected a subclass of mx.optimizer.Optimizer")

@@ -25,7 +25,7 @@ from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
-from kvstore.optimizers.formulas import FlatOptimizer
+from kvstore.optimizers.formulas import Formula
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports import gloo
 
@@ -110,7 +110,7 @@ class TorchStore(FrontEnd):
         return self.session.method.takes == "weights"
 
     def take(self, tensors: Mapping[str, torch.Tensor], parameters: Sequence[Parameter],
-             optimizer: Optional[FlatOptimizer]) -> None:
+             optimizer: Optional[Formula]) -> None:
         """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
         self._check_usable()
         if self._tensors:
