@@ -394,12 +394,11 @@ class FrontEnd:
         """At its end a worker joins the others; a worker that has failed does not."""
         if self._closed:
             return
-        ends = f"{environment.who()} ends after iteration {self.iteration}, and"
-        if ending.failed():
-            print(f"{ends} does not join: its script ended by an error, or by an exit status other than 0",
-                  file=sys.stderr, flush=True)
-        else:
-            print(f"{ends} joins until the others have ended", file=sys.stderr, flush=True)
+        failed = ending.failed()
+        what = "does not join: its script ended by an error, or by an exit status other than 0" if failed \
+            else "joins until the others have ended"
+        print(f"{environment.who()} ends after iteration {self.iteration}, and {what}", file=sys.stderr, flush=True)
+        if not failed:
             self.join()
 
     def _idle(self) -> None:
@@ -424,8 +423,7 @@ class FrontEnd:
 
     def _check_not_begun(self, what: str) -> None:
         if self.lanes:
-            raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer "
-                              "for it")
+            raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer for it")
 
 
 @functools.lru_cache(maxsize=None)  # once

@@ -74,15 +74,11 @@ class Session:
         self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
         self.own_step: Dict[str, Any] = {}  # what is the same on all workers of the steps that a script itself takes
-        if transport.joins:
-            self._check_admitted()
-            self.resume(joined_at())
-
-    def _check_admitted(self) -> None:
-        """ConfigError if no worker may join a running job that trains so."""
-        if not self.method.admits(self.method.options):
+        if transport.joins and not self.method.admits(self.method.options):
             raise ConfigError(f"nobody can join a running job of `{self.method.name}` with these options: that takes "
                               "`decoupled` or `async_diloco`, without replay and codec_weights")
+        if transport.joins:
+            self.resume(joined_at())
 
     # -- before the first step -----------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class Session:
         self.method = method(method.fitted(self.method.options, len(parameters)), M)
         self._own_options = method.of_worker(self.method.options, self.transport.worker_rank)
         parameters = in_fragments(parameters, method.fragments(self.method.options))
-        used = [self.global_optimizer, *([] if self.local_optimizer is None else [self.local_optimizer])]
+        used = self.global_optimizer, self.local_optimizer
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
         self.buckets = self.transport.plan(parameters, self._traffic)
         return self.buckets
@@ -202,8 +198,7 @@ class Session:
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer
-        own = self.own_step if local is None else {
-            "optimizer": type(local).__name__, "lr": self._lr_of(local)}
+        own = self.own_step if local is None else {"optimizer": type(local).__name__, "lr": self._lr_of(local)}
         return Setup(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
                      self._traffic, self.outer is not None, own)
 
@@ -262,18 +257,17 @@ class Session:
         the state they have, and rules and workers with what they hold.
         """
         self.optimizer = optimizer
+        self.counts(optimizer.num_update - optimizer.begin_num_update)
         if self.outer is not None:
             self._use_inner(optimizer)
             for bucket in self.buckets:
                 self.workers[bucket.id].local_optimizer = self._local_step(bucket, self.w_local[bucket.id])
-            self.counts(optimizer.num_update - optimizer.begin_num_update)
             return
         servers_told = False
         while not servers_told:  # else the one that tells the servers was lost before it had
             leads = self.leads
             self.weights_holder.use(self._setup(), self.global_weights, leads)
             servers_told = bool(self.transport.total(np.array([leads], np.float32)).any())
-        self.counts(optimizer.num_update - optimizer.begin_num_update)
         for bucket in self.buckets:
             worker = self.workers[bucket.id]
             worker.wd = optimizer.wd * bucket.first.wd_mult

@@ -76,16 +76,14 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         Before the first step.
         """
         self._check_not_begun("set_gradient_compression")
-        params = dict(compression_params)
-        try:
-            codecs = {"codec": params.pop("type"), "codec_threshold": params.pop("threshold", THRESHOLD)}
-        except KeyError:
-            raise ConfigError("compression_params has no `type`; expected e.g. {'type': '2bit', 'threshold': 0.5}"
-                              ) from None
-        if params:
-            raise unknown("entry of compression_params", next(iter(params)), ["type", "threshold"])
-        given = {name: value for name, value in codecs.items() if value != THRESHOLD}  # not all have a threshold
-        self._change(given)
+        ours = {"type": "codec", "threshold": "codec_threshold"}
+        if "type" not in compression_params:
+            raise ConfigError("compression_params has no `type`; expected e.g. {'type': '2bit', 'threshold': 0.5}")
+        for name in compression_params:
+            if name not in ours:
+                raise unknown("entry of compression_params", name, ours)
+        # Not all codecs have a threshold.
+        self._change({ours[name]: value for name, value in compression_params.items() if value != THRESHOLD})
 
     def _change(self, options: Dict[str, Any]) -> None:
         self.session.change(options)

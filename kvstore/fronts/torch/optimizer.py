@@ -98,7 +98,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         optimizer._opt_called = True  # its steps are taken here; a scheduler that was made of it asks
         self.store, self._model, self._given = store, model, optimizer
-        self._names = _names(model)
+        self._names = {id(tensor): _plain(name) for name, tensor in model.named_parameters()}
         self._multipliers = [(1.0, 1.0)] * len(self.param_groups)
         if translated is not None:
             self._multipliers = translation.multipliers(self.param_groups)
@@ -401,10 +401,6 @@ def _those_in(model: torch.nn.Module, kind: str) -> Iterator[Any]:
     """The modules of a class of PyTorch's, by name, since to import all of them takes time."""
     return (module for module in model.modules() for one in type(module).__mro__
             if one.__name__ == kind and one.__module__.startswith("torch."))
-
-
-def _names(model: torch.nn.Module) -> Dict[int, str]:
-    return {id(tensor): _plain(name) for name, tensor in model.named_parameters()}
 
 
 def _tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:

@@ -143,7 +143,7 @@ class TorchStore(FrontEnd):
     def _share(self) -> None:
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
         exact = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
-        for name, flat in self._from_worker_0(exact, lambda name: _array(self._tensors[name])):
+        for name, flat in self._from_worker_0(exact, lambda name: self._numbers(self._tensors[name])):
             self._set(name, flat)
         for name in [name for name in self._tensors if name not in exact]:  # in the same order on all workers
             tensor = held(self._tensors[name]).detach().cpu().contiguous()
@@ -244,8 +244,9 @@ class TorchStore(FrontEnd):
             if one.gradient() is None:
                 one.parameter.grad = torch.zeros_like(one.parameter)
         sizes = {name: one.tensor.numel() for name, one in self._trained.items()}
-        for name, flat in self._over_workers(sizes, lambda name: _array(self._trained[name].parameter.grad), mean):
-            grad = held(self._trained[name].parameter.grad)
+        grads = {name: one.parameter.grad for name, one in self._trained.items()}
+        for name, flat in self._over_workers(sizes, lambda name: self._numbers(grads[name]), mean):
+            grad = held(grads[name])
             grad.copy_(torch.from_numpy(flat).view(grad.shape))
 
     def sum_within(self, mine: np.ndarray) -> np.ndarray:
@@ -351,15 +352,11 @@ class TorchStore(FrontEnd):
 
     @staticmethod
     def _numbers(array: torch.Tensor) -> np.ndarray:
-        return _array(array)
+        """A copy, in single precision where NumPy does not know the type."""
+        mine = held(array).detach()
+        known = mine.float() if mine.dtype is torch.bfloat16 else mine
+        return np.array(known.cpu().numpy())
 
     def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, (value,) in values.items():
             self._set(name, value)
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """A copy, in single precision where NumPy does not know the type."""
-    mine = held(tensor).detach()
-    known = mine.float() if mine.dtype is torch.bfloat16 else mine
-    return np.array(known.cpu().numpy())
