@@ -64,15 +64,10 @@ def _handles(arrays: Sequence[NDArray]) -> "ctypes.Array[ctypes.c_void_p]":
 _threads = threading.local()
 
 
-def _keep_state() -> None:
-    """Keep Python's state of this engine thread: to make it again costs more than most functions do."""
-    if not hasattr(_threads, "kept"):
-        _threads.kept = True
-        ctypes.pythonapi.PyGILState_Ensure()
-
-
 def _guarded(number: int, *arguments: Any) -> None:
-    _keep_state()
+    if not hasattr(_threads, "kept"):
+        _threads.kept = True  # Python's state of this thread: to make it again costs more than most functions do
+        ctypes.pythonapi.PyGILState_Ensure()
     try:
         _pushed.pop(number)(*arguments)
     except BaseException:

@@ -189,9 +189,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def _describe(self, key: Any, value: NDArray) -> Parameter:
         parameter = self._named().get(key)
         name = str(key) if parameter is None else parameter.name
-        lr_mult, wd_mult = 1.0, 1.0
-        if self.session.optimizer is not None:
-            lr_mult, wd_mult = optimizers.multipliers(self.session.optimizer, key, parameter)
+        optimizer = self.session.optimizer
+        lr_mult, wd_mult = (1.0, 1.0) if optimizer is None else optimizers.multipliers(optimizer, key, parameter)
         return Parameter(key, name, tuple(value.shape), np.dtype(value.dtype).name, lr_mult, wd_mult)
 
     def _named(self) -> Dict[Any, Any]:

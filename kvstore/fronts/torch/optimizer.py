@@ -99,9 +99,8 @@ class Optimizer(torch.optim.Optimizer):
         optimizer._opt_called = True  # its steps are taken here; a scheduler that was made of it asks
         self.store, self._model, self._given = store, model, optimizer
         self._names = {id(tensor): _plain(name) for name, tensor in model.named_parameters()}
-        self._multipliers = [(1.0, 1.0)] * len(self.param_groups)
-        if translated is not None:
-            self._multipliers = translation.multipliers(self.param_groups)
+        self._multipliers = [(1.0, 1.0)] * len(self.param_groups) if translated is None \
+            else translation.multipliers(self.param_groups)
         self._fixed = translation.fixed(self.param_groups)
         self._syncing = True
         self._order: Dict[str, None] = {}  # as gradients appeared first
