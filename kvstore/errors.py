@@ -1,26 +1,16 @@
-"""What can go wrong, as a tree.
-
-    ConfigError(ValueError)        an option, a file or an environment that cannot work; nothing has started yet
-    KVStoreError(RuntimeError)
-    ├── RoundTimeoutError          an answer, or a disk's, did not come within its deadline
-    ├── WorkerLostError            a process of the job died
-    ├── StoreClosedError           the store is used after close()
-    ├── DivergedError              a gradient, or the loss, is infinite or not a number
-    └── ProtocolError              a message that breaks the rules: wrong signature, wrong round, wrong shape
-
-Each message says which, got, expected, and what to do next. That of a ConfigError is one line, whatever it quotes.
-"""
+"""What can go wrong. Each message says which, got, expected, and what to do next."""
 import difflib
 from typing import Iterable
 
 EXIT_USAGE, EXIT_FAILURE, EXIT_DEADLINE, EXIT_INTERRUPTED = 64, 70, 75, 130
 
-
 MOST_QUOTED, MOST_SAID = 120, 390
 
 
 class ConfigError(ValueError):
-    """A setting cannot work. Its message is one line of at most `MOST_SAID` characters."""
+    """An option, a file or an environment cannot work; nothing has started yet. Its message is one line of at most
+    `MOST_SAID` characters, whatever it quotes.
+    """
 
     def __init__(self, message: object) -> None:
         super().__init__(shortened(printable(str(message)), MOST_SAID))
@@ -31,7 +21,7 @@ class KVStoreError(RuntimeError):
 
 
 class RoundTimeoutError(KVStoreError):
-    """An answer did not come within its deadline."""
+    """An answer, or a disk's, did not come within its deadline."""
 
 
 class WorkerLostError(KVStoreError):
@@ -43,11 +33,11 @@ class StoreClosedError(KVStoreError):
 
 
 class DivergedError(KVStoreError):
-    """Training has left the finite numbers."""
+    """A gradient, or the loss, is infinite or not a number."""
 
 
 class ProtocolError(KVStoreError):
-    """A message breaks the rules."""
+    """A message breaks the rules: wrong signature, wrong round, wrong shape."""
 
 
 def shown(value: object) -> str:

@@ -112,9 +112,8 @@ def integer(at_least: int) -> Kind:
 def real(at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf,
          below: float = math.inf) -> Kind:
     """A finite number within the bounds."""
-    bounds = [f"{word} {bound:g}" for word, bound in (("at least", at_least), ("above", above), ("at most", at_most),
-                                                   ("below", below))
-              if math.isfinite(bound)]
+    named = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    bounds = [f"{word} {bound:g}" for word, bound in named.items() if math.isfinite(bound)]
 
     def convert(value: Any) -> float:
         number = float(as_text(value) if isinstance(value, (str, bool)) else value)

@@ -7,7 +7,7 @@ NumPy's. Nothing here imports MXNet before it is given an array or a context of 
 `memory` and `view` look at arrays in place without asking the engine, and are right only where their docstrings say so.
 """
 import sys
-from typing import Any, Callable, Dict, Generic, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ NDArray = Any
 """One of either kind: flat, in single precision, on the CPU."""
 Done = Callable[[], None]
 """Called once, by any thread: the operation is over."""
-Made = TypeVar("Made")
 
 
 def _mxnets() -> Any:
@@ -30,7 +29,6 @@ def _of(array: NDArray) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of either kind."""
     mxnet: Any = sys.modules.get("mxnet")
     return isinstance(value, on_numpy.Array) or (mxnet is not None and isinstance(value, mxnet.nd.NDArray))
 
@@ -57,7 +55,6 @@ def zeros(size: int, context: Any = None) -> NDArray:
 
 
 def array(values: Any, context: Any = None) -> NDArray:
-    """A new array of these numbers."""
     if context is None:
         return on_numpy.Array(np.array(values, np.float32))
     return _mxnets().mx.nd.array(values, context)
@@ -79,8 +76,7 @@ def view(array: NDArray) -> np.ndarray:
     For functions given to `push`, on arrays they declare, and for a few numbers that no running operation reads or
     writes. `array` must stay alive as long as the view.
     """
-    found: np.ndarray = _of(array).view(array)
-    return found
+    return _of(array).view(array)
 
 
 def wait_to_write(array: NDArray) -> None:
@@ -89,35 +85,34 @@ def wait_to_write(array: NDArray) -> None:
 
 
 def wait_all() -> None:
-    """Wait for every operation of this process."""
     on_numpy.wait_all()
     if "mxnet" in sys.modules:
         _mxnets().mx.nd.waitall()
 
 
-class CachedById(Generic[Made]):
+class CachedById:
     """Keeps what `make(array, …)` has made, for at most `most` arrays. It keeps the arrays alive, too, so that an id
     means one array.
     """
 
-    def __init__(self, make: Callable[..., Made], most: int) -> None:
+    def __init__(self, make: Callable[..., Any], most: int) -> None:
         self._make, self._most = make, most
-        self._kept: Dict[int, Tuple[NDArray, Made]] = {}
+        self._kept: Dict[int, Tuple[NDArray, Any]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def of(self, array: NDArray, *more: Any) -> Made:
+    def of(self, array: NDArray, *more: Any) -> Any:
         """What is made of `array`, now or before. `make` gets `more` as well; only `array` is the key."""
         kept = self._kept.get(id(array))
         return self.put(array, self._make(array, *more)) if kept is None else kept[1]
 
-    def get(self, array: NDArray) -> Optional[Made]:
+    def get(self, array: NDArray) -> Any:
         """What was made of `array` before, or None."""
         kept = self._kept.get(id(array))
         return None if kept is None else kept[1]
 
-    def put(self, array: NDArray, made: Made) -> Made:
+    def put(self, array: NDArray, made: Any) -> Any:
         """Keep `made`, in place of an older one. Returns it."""
         if len(self._kept) >= self._most and id(array) not in self._kept:
             self._kept.clear()

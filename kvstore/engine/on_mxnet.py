@@ -21,13 +21,12 @@ from kvstore.errors import EXIT_FAILURE
 from kvstore.job import ending, environment
 
 _SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_ASYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_ASYNC = _COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _CPU = (ctypes.c_int * 2)(1, 0)  # struct Context: device type, device id
 # FnProperty::kCPUPrioritized: a pool of its own, so that whatever computes on the CPU is not in the way.
 _PRIORITIZED = ctypes.c_int(3)
 
-_pushed: Dict[int, Callable[[], None]] = {}  # until they have run
+_pushed: Dict[int, Callable[..., None]] = {}  # until they have run
 _numbers = itertools.count(1)
 
 
@@ -37,23 +36,12 @@ class _OnComplete(ctypes.Structure):
     _fields_ = [("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
 
 
-class Done:
-    """Called once, by any thread: the operation is over."""
-
-    def __init__(self, on_complete: _OnComplete) -> None:
-        self._callback = _COMPLETE(on_complete.callback)
-        self._engine, self._param = on_complete.engine, on_complete.param
-
-    def __call__(self) -> None:
-        self._callback(self._engine, self._param, None)
-
-
 def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
     """On one of MXNET_CPU_PRIORITY_NTHREADS (4) threads. An exception ends the process: nobody could catch it."""
     _push(mx.base._LIB.MXEnginePushSyncND, _run, function, reads, writes)
 
 
-def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray], _: bool) -> None:
+def push_async(start: Callable[..., None], reads: Sequence[NDArray], writes: Sequence[NDArray], _: bool) -> None:
     _push(mx.base._LIB.MXEnginePushAsyncND, _start, start, reads, writes)
 
 
@@ -76,32 +64,22 @@ def _handles(arrays: Sequence[NDArray]) -> "ctypes.Array[ctypes.c_void_p]":
 _threads = threading.local()
 
 
-def _keep_state() -> None:
-    """Keep Python's state of this engine thread: to make it again costs more than most functions do."""
+def _guarded(number: int, *arguments: Any) -> None:
     if not hasattr(_threads, "kept"):
-        _threads.kept = True
+        _threads.kept = True  # Python's state of this thread: to make it again costs more than most functions do
         ctypes.pythonapi.PyGILState_Ensure()
-
-
-def _run_function(_: int, number: int) -> None:
-    _keep_state()
-    _guarded(_pushed.pop(number))
-
-
-def _start_function(_: int, on_complete: int, number: int) -> None:
-    _keep_state()
-    done = Done(_OnComplete.from_address(on_complete))
-    _guarded(_pushed.pop(number), done)
-
-
-_run, _start = _SYNC(_run_function), _ASYNC(_start_function)
-
-
-def _guarded(function: Callable[..., None], *arguments: Any) -> None:
     try:
-        function(*arguments)
+        _pushed.pop(number)(*arguments)
     except BaseException:
         ending.die(traceback.format_exc(), EXIT_FAILURE)
+
+
+def _begin(_: int, on_complete: int, number: int) -> None:
+    over = _OnComplete.from_address(on_complete)
+    _guarded(number, functools.partial(_COMPLETE(over.callback), over.engine, over.param, None))
+
+
+_run, _start = _SYNC(lambda _, number: _guarded(number)), _ASYNC(_begin)
 
 
 @functools.lru_cache(maxsize=None)

@@ -23,8 +23,6 @@ AT_ONCE = 512
 """Floats that an array's own operators work on without a thread, where nothing stands in the way: to ask one takes
 longer."""
 
-Done = Callable[[], None]
-
 
 class _Buffer:
     """Who uses an array's memory, and who waits for it."""
@@ -281,7 +279,7 @@ def push(function: Callable[[], None], reads: Sequence[Array], writes: Sequence[
     _engine.push(function, _buffers(reads), _buffers(writes), begins=False)
 
 
-def push_async(start: Callable[[Done], None], reads: Sequence[Array], writes: Sequence[Array], here: bool) -> None:
+def push_async(start: Callable[..., None], reads: Sequence[Array], writes: Sequence[Array], here: bool) -> None:
     _engine.push(start, _buffers(reads), _buffers(writes), begins=True, here=here)
 
 

@@ -5,30 +5,14 @@ import atexit
 import contextlib
 import functools
 import sys
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Generic,
-    Hashable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Protocol,
-    Sequence,
-    Tuple,
-    Type,
-    TypeVar,
-)
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
 from kvstore.job import agreement, ending, environment
-from kvstore.messages.buckets import TRAINABLE_DTYPES, Bucket
+from kvstore.messages.buckets import TRAINABLE_DTYPES
 from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
@@ -40,23 +24,6 @@ SUMMED_TOGETHER = 4 * 1024 * 1024
 """Numbers in one sum over the workers, outside the training loop."""
 
 
-class _Lane(Protocol):
-    """One bucket's way, as every front end has one."""
-
-    bucket: Bucket
-    context: Any
-
-    def weights(self) -> NDArray:
-        """A new flat array of what the parameters hold now."""
-
-    def show(self, flat: NDArray) -> None:
-        """Let the parameters hold `flat`."""
-
-
-L = TypeVar("L", bound=_Lane)
-K = TypeVar("K", bound=Hashable)
-
-
 class Snapshot(NamedTuple):
     """The weights of a moment, by bucket, and what else a network holds, by name and device."""
 
@@ -64,7 +31,7 @@ class Snapshot(NamedTuple):
     aux: Dict[str, List[Any]]
 
 
-class FrontEnd(Generic[L]):
+class FrontEnd:
     """A store of one model. A subclass adds what depends on the script's framework: what raises NotImplementedError
     here. Its `begin` lays out the buckets, then calls `_open`; nothing if that has been done.
 
@@ -77,8 +44,8 @@ class FrontEnd(Generic[L]):
         self.options = self.session.method.options
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)
         """The rate of local steps; None: the optimizer's. It may be set at any time."""
-        self.lanes: List[L] = []
-        """Every bucket's, from the first step on."""
+        self.lanes: List[Any] = []
+        """Every bucket's way between the parameters and flat arrays, from the first step on."""
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
         self._joined = False  # this worker's data have ended, and not all others'
@@ -93,7 +60,6 @@ class FrontEnd(Generic[L]):
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return self.session.method.name
 
     @property
@@ -108,7 +74,6 @@ class FrontEnd(Generic[L]):
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job has."""
         return self.session.transport.num_workers
 
     @property
@@ -340,7 +305,7 @@ class FrontEnd(Generic[L]):
         """One of the framework's arrays as NumPy's."""
         raise NotImplementedError
 
-    def _open(self, lanes: List[L]) -> None:
+    def _open(self, lanes: List[Any]) -> None:
         """Train by these lanes: begin at their weights, or at the loaded state. Collective; waits."""
         if self._saved is None:
             by_id = {lane.bucket.id: lane for lane in lanes}
@@ -376,14 +341,15 @@ class FrontEnd(Generic[L]):
         self._meet()
         return self.session.transport.total(array)
 
-    def _over_workers(self, sizes: Mapping[K, int], mine: Callable[[K], np.ndarray],
-                      total: Callable[[np.ndarray], np.ndarray]) -> Iterator[Tuple[K, np.ndarray]]:
+    def _over_workers(self, sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray],
+                      total: Callable[[np.ndarray], np.ndarray]) -> Iterator[Tuple[Any, np.ndarray]]:
         """The `total` of what every worker has of each key, flat; many keys go together. Collective; waits."""
         for keys in together(sizes):
             flat = np.concatenate([np.asarray(mine(key), np.float32).reshape(-1) for key in keys])
             yield from zip(keys, np.split(total(flat), np.cumsum([sizes[key] for key in keys])[:-1]))
 
-    def _from_worker_0(self, sizes: Mapping[K, int], mine: Callable[[K], np.ndarray]) -> Iterator[Tuple[K, np.ndarray]]:
+    def _from_worker_0(self, sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray]
+                       ) -> Iterator[Tuple[Any, np.ndarray]]:
         """Worker 0's numbers of each key, flat: sums to which it alone adds anything. Collective; waits."""
         transport = self.session.transport
         return self._over_workers(sizes, mine if agreement.brings_own(transport) else lambda key: np.zeros(sizes[key]),
@@ -428,12 +394,11 @@ class FrontEnd(Generic[L]):
         """At its end a worker joins the others; a worker that has failed does not."""
         if self._closed:
             return
-        ends = f"{environment.who()} ends after iteration {self.iteration}, and"
-        if ending.failed():
-            print(f"{ends} does not join: its script ended by an error, or by an exit status other than 0",
-                  file=sys.stderr, flush=True)
-        else:
-            print(f"{ends} joins until the others have ended", file=sys.stderr, flush=True)
+        failed = ending.failed()
+        what = "does not join: its script ended by an error, or by an exit status other than 0" if failed \
+            else "joins until the others have ended"
+        print(f"{environment.who()} ends after iteration {self.iteration}, and {what}", file=sys.stderr, flush=True)
+        if not failed:
             self.join()
 
     def _idle(self) -> None:
@@ -443,7 +408,6 @@ class FrontEnd(Generic[L]):
             self.barrier()
 
     def _check_usable(self) -> None:
-        """StoreClosedError after `close`."""
         if self._closed:
             raise StoreClosedError(f"the `{self.name}` store of worker {self.rank} is closed")
 
@@ -459,8 +423,7 @@ class FrontEnd(Generic[L]):
 
     def _check_not_begun(self, what: str) -> None:
         if self.lanes:
-            raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer "
-                              "for it")
+            raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer for it")
 
 
 @functools.lru_cache(maxsize=None)  # once
@@ -470,9 +433,9 @@ def warn_of_own(store: str, other_ways: str = "") -> None:
           f"are others: save inside `with store.global_weights():`, on all workers{other_ways}", file=sys.stderr)
 
 
-def together(sizes: Mapping[K, int]) -> Iterator[List[K]]:
+def together(sizes: Mapping[Any, int]) -> Iterator[List[Any]]:
     """Groups of keys whose numbers travel in one sum."""
-    keys: List[K] = []
+    keys: List[Any] = []
     numbers = 0
     for key, size in sizes.items():
         if keys and numbers + size > SUMMED_TOGETHER:

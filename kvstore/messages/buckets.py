@@ -116,14 +116,9 @@ class Keys:
 
 def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: Optional[int] = None,
          whole: bool = False) -> List[Bucket]:
-    """Lay `parameters` out in buckets of at most `nbytes`, spread over the servers by size.
+    """Lay `parameters` out in buckets of at most `nbytes`, spread over the servers by size; `whole`: one for each.
 
-    Parameters
-    ----------
-    parameters : in the order of the network's layers; packed last first, as their gradients appear
-    keys : where the numbers on the wire come from
-    nbytes : largest bucket in bytes; None: DEFAULT_NBYTES
-    whole : one bucket per parameter, however large
+    `parameters` are in the order of the network's layers; packed last first, as their gradients appear.
     """
     for parameter in parameters:
         if parameter.dtype not in TRAINABLE_DTYPES:

@@ -82,20 +82,23 @@ class Truncate(Codec):
     p/128 Σ|x_m|. Infinity stays infinity and NaN stays NaN.
     """
 
-    def __init__(self, threshold: float = THRESHOLD) -> None:
-        self._shifted = np.empty(0, np.uint32)
+    _shifted = np.empty(0, np.uint32)
 
     def nbytes(self, size: int) -> int:
         return 2 * size
 
     def encode(self, values: np.ndarray, message: np.ndarray) -> None:
         self._shifted = _at_least(self._shifted, values.size)
-        upper, shifted = message.view(np.uint16), self._shifted[:values.size]
-        np.right_shift(values.view(np.uint32), np.uint32(16), out=shifted)
+        bits, upper, shifted = values.view(np.uint32), message.view(np.uint16), self._shifted[:values.size]
+        self._shift(bits, shifted)
         np.copyto(upper, shifted, casting="unsafe")
         nan = np.isnan(values)
-        if nan.any():
-            upper[nan] |= 0x40  # a NaN whose mantissa lies in the lower bits would come out as infinity
+        if nan.any():  # one whose mantissa lies in the lower bits would come out as infinity
+            upper[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+
+    @staticmethod
+    def _shift(bits: np.ndarray, shifted: np.ndarray) -> None:
+        np.right_shift(bits, np.uint32(16), out=shifted)
 
     def decode(self, message: np.ndarray, values: np.ndarray) -> None:
         whole = values.view(np.uint32)
@@ -109,19 +112,13 @@ class BFloat16(Truncate):
     Error of one encoding: at most |x| / 256, or 2^-134 where |x| < 2^-126. What rounds above the largest is infinity.
     """
 
-    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
-        bits = values.view(np.uint32)
-        self._shifted = _at_least(self._shifted, values.size)
-        upper, rounded = message.view(np.uint16), self._shifted[:values.size]
-        np.right_shift(bits, np.uint32(16), out=rounded)
-        rounded &= np.uint32(1)
-        rounded += np.uint32(0x7fff)
-        rounded += bits
-        rounded >>= np.uint32(16)
-        np.copyto(upper, rounded, casting="unsafe")
-        nan = np.isnan(values)
-        if nan.any():
-            upper[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+    @staticmethod
+    def _shift(bits: np.ndarray, shifted: np.ndarray) -> None:
+        np.right_shift(bits, np.uint32(16), out=shifted)
+        shifted &= np.uint32(1)
+        shifted += np.uint32(0x7fff)
+        shifted += bits
+        shifted >>= np.uint32(16)
 
 
 class Quantize(Codec):
@@ -134,9 +131,7 @@ class Quantize(Codec):
 
     LEVELS = np.float32(127)
     SMALLEST = np.float32(2.0 ** -119)  # below it, a step of M/127 would lose its precision
-
-    def __init__(self, threshold: float = THRESHOLD) -> None:
-        self._scaled = np.empty(0, np.float32)
+    _scaled = np.empty(0, np.float32)
 
     def nbytes(self, size: int) -> int:
         return 4 + size
@@ -240,7 +235,6 @@ class _FewBits(Codec):
     bits: ClassVar[int]
 
     def __init__(self, levels: Tuple[float, ...]) -> None:
-        """`levels`: what each code stands for."""
         bytes_ = np.arange(256, dtype=np.uint8)
         shifts = np.arange(8 - self.bits, -1, -self.bits, dtype=np.uint8)
         self._floats = np.array(levels, np.float32)[(bytes_[:, None] >> shifts) & (2 ** self.bits - 1)]
@@ -361,13 +355,9 @@ WITHOUT_RESIDUAL = tuple(name for name, kind in CODECS.items() if not (kind.resi
 
 
 def codec(name: str, threshold: float = THRESHOLD) -> Codec:
-    """A new instance of the codec of this name."""
     kind, _, number = name.partition(":")
-    if number:
-        return OF_METHODS[kind](float(number))
-    return CODECS[name](threshold)
+    return OF_METHODS[kind](float(number)) if number else CODECS[name](threshold)
 
 
 def _at_least(room: np.ndarray, size: int) -> np.ndarray:
-    """`room`, or a larger one."""
     return room if room.size >= size else np.empty(size, room.dtype)

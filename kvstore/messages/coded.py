@@ -63,10 +63,9 @@ class CodedAnswer:
 
     def __init__(self, traffic: TrafficSettings, w: np.ndarray, alike: bool) -> None:
         """Begin at weights `w`. `alike`: all workers read an answer before the weights change, so it needs no copy."""
-        self._codec, self._quorum = codec(traffic.codec_weights), traffic.quorum
-        self._sends_differences, self._alike = not isinstance(self._codec, Plain), alike
-        self._message = np.empty(0 if not self._sends_differences and alike else self._codec.nbytes(w.size), np.uint8)
-        self._shown = w.copy() if self._sends_differences else None
+        self._codec, self._quorum, self._alike = codec(traffic.codec_weights), traffic.quorum, alike
+        self._shown = None if isinstance(self._codec, Plain) else w.copy()
+        self._message = np.empty(0 if self._shown is None and alike else self._codec.nbytes(w.size), np.uint8)
 
     def encode(self, w: np.ndarray) -> np.ndarray:
         """The server's end: the message for `w`, valid until the next."""

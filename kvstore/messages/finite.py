@@ -40,7 +40,6 @@ def names(bucket: Bucket) -> Names:
 
 
 def finite(floats: np.ndarray) -> bool:
-    """Whether all are finite."""
     with np.errstate(over="ignore", invalid="ignore"):  # NumPy 2 tells of both
         return math.isfinite(np.dot(floats, floats)) or bool(np.isfinite(floats).all())
 

@@ -94,8 +94,7 @@ class ODSGD(Delayed):
         optimizer_local: str = option("sgd", local_optimizers.LOCAL, "optimizer of a worker's own weights: none, "
                                       "sgd, dcasgd_c, dcasgd_a, adamw, or another optimizer of MXNet", tunable=True)
         lr_local: Optional[float] = common.lr_local()
-        momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps",
-                                       tunable=True)
+        momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps", tunable=True)
         wd_local: Optional[float] = option(None, real(at_least=0), "weight decay of the local steps",
                                            otherwise="the global weight decay")
         lamda: Optional[float] = local_optimizers.compensation_option("lamda")

@@ -95,8 +95,7 @@ class QuorumRule(AsyncRule):
 def planned(file: str, bucket: int) -> List[Any]:
     """A bucket's log in a file of logs."""
     try:
-        found: List[Any] = json.loads(Path(file).read_text(encoding="utf-8"))[str(bucket)]
+        return json.loads(Path(file).read_text(encoding="utf-8"))[str(bucket)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"replay: {file} has no log of the rounds of bucket {bucket} ({type(error).__name__}); it "
                           "belongs to another model or other options, or does not lie on the servers' hosts") from None
-    return found

@@ -9,7 +9,7 @@ from kvstore.engine.engine import NDArray
 from kvstore.methods.contract import Update
 from kvstore.optimizers import described
 from kvstore.optimizers.described import Optimizer
-from kvstore.optimizers.formulas import Formula, Now, sgd
+from kvstore.optimizers.formulas import SGD, Formula, Now
 from kvstore.state import declared
 
 Apply = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray], np.ndarray, Optional[np.ndarray]], None]
@@ -151,4 +151,4 @@ def formula_of(optimizer: Optimizer) -> Optional[Callable[..., None]]:
     if isinstance(optimizer, Formula):
         return optimizer.apply
     plain = described.known(optimizer) and type(optimizer).__name__ == "SGD" and not optimizer.clip_gradient
-    return functools.partial(sgd, np.float32(optimizer.momentum)) if plain else None
+    return SGD(optimizer.momentum).apply if plain else None

@@ -12,7 +12,7 @@ from kvstore.optimizers import formulas, torch_formulas
 from kvstore.optimizers.formulas import Formula
 
 Optimizer = Any
-"""MXNet's, or one of ours (`formulas.FlatOptimizer`)."""
+"""MXNet's, or one of ours (`formulas.Formula`)."""
 
 OURS = {"sgd": formulas.SGD, "dcasgd_c": formulas.DCASGD_C, "dcasgd_a": formulas.DCASGD_A,
         "adam": torch_formulas.Adam, "adamw": torch_formulas.AdamW, "rmsprop": torch_formulas.RMSprop,
@@ -33,8 +33,7 @@ def context_of(optimizer: Optimizer) -> Any:
 def _registered() -> Dict[str, Any]:
     from kvstore.engine._mxnet import mx
     from kvstore.optimizers import compensated  # noqa: F401  registers its own
-    registry: Dict[str, Any] = mx.optimizer.Optimizer.opt_registry
-    return registry
+    return mx.optimizer.Optimizer.opt_registry
 
 
 def create_local(name: str, options: Dict[str, Any], like: Optimizer) -> Optimizer:
@@ -96,7 +95,6 @@ def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:
 
 
 def state_names(optimizer: Optimizer) -> List[str]:
-    """The names of the arrays of `optimizer`, sorted."""
     return sorted(state_arrays(optimizer.create_state_multi_precision(0, engine.zeros(1, context_of(optimizer)))))
 
 
@@ -139,7 +137,7 @@ def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
         from kvstore.engine import _mxnet  # noqa: F401  in a server no other import of MXNet would return
     kind: Any = getattr(importlib.import_module(module), name, None)
     mxnet: Any = sys.modules.get("mxnet")
-    bases = [*([mxnet.optimizer.Optimizer] if mxnet else []), formulas.FlatOptimizer]
+    bases = [*([mxnet.optimizer.Optimizer] if mxnet else []), Formula]
     base = next((one for one in bases if isinstance(kind, type) and issubclass(kind, one)), None)
     if base is None:
         raise ConfigError(f"{module}.{name} is not an optimizer; expected a subclass of mx.optimizer.Optimizer")

@@ -26,9 +26,14 @@ class Now(NamedTuple):
     t: int
 
 
-class FlatOptimizer:
-    """What sessions and servers ask of an optimizer, by MXNet's names. Keys of the multipliers are buckets."""
+class Formula:
+    """An optimizer that looks at each element alone. Subclasses say what it remembers, and what a step is.
 
+    What sessions and servers ask of it has MXNet's names. Keys of the multipliers are buckets.
+    """
+
+    remembers: ClassVar[Tuple[str, ...]] = ()
+    """Arrays of its state, which begin at 0."""
     clip_gradient: Optional[float] = None
     lr_scheduler: Any = None
     begin_num_update = num_update = 0
@@ -51,13 +56,6 @@ class FlatOptimizer:
 
     def _get_wd(self, index: Any) -> float:
         return self.wd * self.wd_mult.get(index, 1.0)
-
-
-class Formula(FlatOptimizer):
-    """An optimizer that looks at each element alone. Subclasses say what it remembers, and what a step is."""
-
-    remembers: ClassVar[Tuple[str, ...]] = ()
-    """Arrays of its state, which begin at 0."""
 
     def names(self) -> Sequence[str]:
         """Those of `remembers` that the settings ask for."""
@@ -84,30 +82,11 @@ class Formula(FlatOptimizer):
         raise NotImplementedError(f"{type(self).__name__} is applied to flat arrays (kvstore.optimizers.apply)")
 
 
-def sgd(momentum: np.float32, now: Now, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
-        room: Optional[np.ndarray]) -> None:
+class SGD(Formula):
     """MXNet's SGD: its operations in its order, hence its bits, in a sixth of its time.
 
         v <- momentum v - lr wd w - lr g,    out <- w + v        v: the state; none without momentum
     """
-    lr, wd = np.float32(now.lr), np.float32(now.wd)
-    with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
-        step = np.multiply(g, lr * now.scale, out=room)
-        if not state:
-            if wd:
-                step += lr * wd * w
-            np.subtract(w, step, out=out)
-        else:
-            v = state[0]
-            v *= momentum
-            if wd:
-                v -= lr * wd * w
-            v -= step
-            np.add(w, v, out=out)
-
-
-class SGD(Formula):
-    """As `sgd`."""
 
     def __init__(self, momentum: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
@@ -118,7 +97,20 @@ class SGD(Formula):
 
     def apply(self, now: Now, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
               room: Optional[np.ndarray]) -> None:
-        sgd(np.float32(self.momentum), now, w, g, state, out, room)
+        lr, wd = np.float32(now.lr), np.float32(now.wd)
+        with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
+            step = np.multiply(g, lr * now.scale, out=room)
+            if not state:
+                if wd:
+                    step += lr * wd * w
+                np.subtract(w, step, out=out)
+            else:
+                v = state[0]
+                v *= np.float32(self.momentum)
+                if wd:
+                    v -= lr * wd * w
+                v -= step
+                np.add(w, v, out=out)
 
 
 class DCASGD_C(SGD):

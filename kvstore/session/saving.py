@@ -67,10 +67,9 @@ def load_worker(session: Session, saved: Saved) -> None:
             session.local_steps[bucket.id].restore(below("optimizer_local/", flats),
                                                    of_bucket(session, bucket, meta["optimizer_local"]))
         declared.fill(session.weights_holder.codec_state(bucket), below("wire/", flats))
-    if meta["versions"] and session.method.asynchronous:
-        assert isinstance(session.weights_holder, Servers)
+    if meta["versions"] and session.method.asynchronous and isinstance(session.weights_holder, Servers):
         session.weights_holder.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
-                                   for bucket in session.buckets})
+                                             for bucket in session.buckets})
 
 
 def check_worker(saved: Saved) -> None:
@@ -160,12 +159,13 @@ def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
     for label, one in facts.items():
         _check_fits(session.global_optimizer, one, names[label])
     alike = {label: [one.get("rule"), names[label]] for label, one in facts.items()}
-    anew = "rule" not in _first_of(facts)  # `optimizer_alone`
+    first = next(iter(facts.values()))
+    anew = "rule" not in first  # `optimizer_alone`
     state: State = {}
     for bucket in session.buckets:
         label = bucket.label if anew and bucket.label in facts else _label(session, bucket, alike, anew)
         state[bucket.id] = {name: layout.join(bucket, arrays, name + "/") for name in names[label]}, facts[label]
-    return state, _first_of(facts)["optimizer"]["count"] - session.global_optimizer.begin_num_update
+    return state, first["optimizer"]["count"] - session.global_optimizer.begin_num_update
 
 
 def _facts_and_names(saved: Saved) -> Tuple[Dict[str, Any], Dict[str, List[str]]]:
@@ -217,7 +217,3 @@ def _label(session: Session, bucket: Bucket, saved: Dict[str, Any], anew: bool =
                           f"{len(session.buckets)} of this run, and each has something of its own; go on with the "
                           "`bucket_nbytes` it was saved with")
     return first
-
-
-def _first_of(by_bucket: Dict[str, Any]) -> Any:
-    return next(iter(by_bucket.values()))

@@ -67,23 +67,19 @@ class Session:
         self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
         self.joined = False
         """Whether this worker's data have ended, so that it takes no step of its own."""
-        self.optimizer: Optional[Optimizer] = None
-        self.outer: Optional[Optimizer] = None  # U, where the method has its own
+        self.optimizer: Optimizer = None
+        self.outer: Optimizer = None  # U, where the method has its own
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
         self.samples = 1.0  # examples that an iteration of this worker has, where it is known
         self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
         self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
         self.own_step: Dict[str, Any] = {}  # what is the same on all workers of the steps that a script itself takes
-        if transport.joins:
-            self._check_admitted()
-            self.resume(joined_at())
-
-    def _check_admitted(self) -> None:
-        """ConfigError if no worker may join a running job that trains so."""
-        if not self.method.admits(self.method.options):
+        if transport.joins and not self.method.admits(self.method.options):
             raise ConfigError(f"nobody can join a running job of `{self.method.name}` with these options: that takes "
                               "`decoupled` or `async_diloco`, without replay and codec_weights")
+        if transport.joins:
+            self.resume(joined_at())
 
     # -- before the first step -----------------------------------------------------------------------------------
 
@@ -99,7 +95,6 @@ class Session:
             self.optimizer = self.outer if optimizer is None else optimizer
             self._use_inner(optimizer)
             return
-        assert optimizer is not None
         self._check_optimizer(optimizer)
         self.optimizer = optimizer
         local = self.method.local_optimizer(self.method.options)
@@ -122,7 +117,6 @@ class Session:
 
     def _wd_local(self) -> float:
         """Weight decay of local steps: the trainer's, unless the method has one."""
-        assert self.optimizer is not None
         local = self.method.local_optimizer(self.method.options)
         own = None if local is None else local[1].get("wd")
         return float(self.optimizer.wd if own is None else own)
@@ -170,7 +164,7 @@ class Session:
         self.method = method(method.fitted(self.method.options, len(parameters)), M)
         self._own_options = method.of_worker(self.method.options, self.transport.worker_rank)
         parameters = in_fragments(parameters, method.fragments(self.method.options))
-        used = [self.global_optimizer, *([] if self.local_optimizer is None else [self.local_optimizer])]
+        used = self.global_optimizer, self.local_optimizer
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
         self.buckets = self.transport.plan(parameters, self._traffic)
         return self.buckets
@@ -182,7 +176,6 @@ class Session:
         `w_local`: the weights that the first gradients are taken at; None: W_0.
         """
         method, optimizer, setup = self.method, self.optimizer, self._setup()
-        assert optimizer is not None
         stops_here = self._traffic.on_nan == "stop" and codec(self._traffic.codec).residual  # whose sums are finite
         self.transport.on_nan = "find" if stops_here else self._traffic.on_nan
         pulse.asynchronous = method.asynchronous
@@ -207,8 +200,7 @@ class Session:
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer
-        own = self.own_step if local is None else {
-            "optimizer": type(local).__name__, "lr": self._lr_of(local)}
+        own = self.own_step if local is None else {"optimizer": type(local).__name__, "lr": self._lr_of(local)}
         return Setup(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
                      self._traffic, self.outer is not None, own)
 
@@ -267,18 +259,17 @@ class Session:
         the state they have, and rules and workers with what they hold.
         """
         self.optimizer = optimizer
+        self.counts(optimizer.num_update - optimizer.begin_num_update)
         if self.outer is not None:
             self._use_inner(optimizer)
             for bucket in self.buckets:
                 self.workers[bucket.id].local_optimizer = self._local_step(bucket, self.w_local[bucket.id])
-            self.counts(optimizer.num_update - optimizer.begin_num_update)
             return
         servers_told = False
         while not servers_told:  # else the one that tells the servers was lost before it had
             leads = self.leads
             self.weights_holder.use(self._setup(), self.global_weights, leads)
             servers_told = bool(self.transport.total(np.array([leads], np.float32)).any())
-        self.counts(optimizer.num_update - optimizer.begin_num_update)
         for bucket in self.buckets:
             worker = self.workers[bucket.id]
             worker.wd = optimizer.wd * bucket.first.wd_mult
@@ -295,7 +286,6 @@ class Session:
 
     @property
     def iteration(self) -> int:
-        """Iterations done, with those left out."""
         return self.step.t + self.left_out
 
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
@@ -401,7 +391,6 @@ class Session:
                 worker.wait()
 
     def deadline(self) -> Any:
-        """A deadline for what waits for the answers of this iteration."""
         return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s)
 
     def global_weights(self, bucket: Bucket) -> NDArray:

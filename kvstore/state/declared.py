@@ -38,7 +38,6 @@ def restore(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, An
 
 
 def restore_facts(owner: Any, facts: Mapping[str, Any]) -> None:
-    """Put back the facts alone."""
     for name in owner.facts:
         if name not in facts:
             raise ConfigError(f"no fact `{name}` in the saved state; it belongs to another version or other options")

@@ -60,8 +60,7 @@ atexit.register(engine.wait_all)  # and before that
 class Moment:
     """When something was written; 0 until then."""
 
-    def __init__(self) -> None:
-        self.s = 0.0
+    s = 0.0
 
 
 class Recorder(Trace):
@@ -73,7 +72,7 @@ class Recorder(Trace):
         self._events: Deque[Event] = collections.deque()
         self._over = False  # or the file has failed
         self._adding, self._writing = threading.Lock(), threading.Lock()
-        self._written: Dict[int, engine.CachedById[Moment]] = collections.defaultdict(
+        self._written: Dict[int, engine.CachedById] = collections.defaultdict(
             lambda: engine.CachedById(lambda _: Moment(), ARRAYS))
         """By bucket and array: when the operation queued last had written it."""
         self.iterations = 0
@@ -95,14 +94,19 @@ class Recorder(Trace):
         began = [moment for moment in map(written.get, reads) if moment is not None]
         if len(began) < len(reads):
             began.append(self.moment([array for array in reads if written.get(array) is None]))
-        ended = Moment()
+        ended = self._bar(lane, lane, began, writes, **args)
         if len(writes) == 1:
             written.put(writes[0], ended)
 
+    def _bar(self, lane: str, name: str, began: Sequence[Moment], writes: Sequence[NDArray], **args: int) -> Moment:
+        """When it ends: once `writes` have been written."""
+        ended = Moment()
+
         def add() -> None:
             ended.s = time.monotonic()
-            self.add(lane, lane, max(moment.s for moment in began), ended.s, **args)
+            self.add(lane, name, max(moment.s for moment in began), ended.s, **args)
         engine.push(add, writes, [])
+        return ended
 
     def moment(self, arrays: Sequence[NDArray]) -> Moment:
         """When these arrays have been written."""
@@ -113,10 +117,11 @@ class Recorder(Trace):
         engine.push(look, arrays, [])
         return moment
 
-    def compute(self, weights: Sequence[NDArray]) -> "Passes":
-        """An iteration begins, which reads `weights` first."""
+    def passes(self, began: Moment, losses: Sequence[NDArray], grads: Sequence[NDArray]) -> None:
+        """An iteration has been queued: the forward pass ends with `losses`, the backward pass with `grads`."""
+        for name, writes in (("forward", losses), ("backward", grads)):
+            began = self._bar("compute", name, [began], writes, iteration=self.iterations)
         self.iterations += 1
-        return Passes(self, self.iterations - 1, weights)
 
     @guarded("the trace")
     def add(self, lane: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
@@ -164,28 +169,6 @@ class Recorder(Trace):
         if not self._over:
             self._over = True
             self._write(super().close)
-
-
-class Passes:
-    """One iteration's forward and backward pass, as far as arrays show them."""
-
-    def __init__(self, recorder: Recorder, number: int, weights: Sequence[NDArray]) -> None:
-        self._recorder, self._number = recorder, number
-        self._began = recorder.moment(weights)
-
-    def passes(self, losses: Sequence[NDArray], grads: Sequence[NDArray]) -> None:
-        """Both have been queued: the forward pass ends with `losses`, the backward pass with `grads`."""
-        self._bar("forward", losses)
-        self._bar("backward", grads)
-
-    def _bar(self, name: str, writes: Sequence[NDArray]) -> None:
-        began, self._began = self._began, Moment()
-        ended = self._began
-
-        def add() -> None:
-            ended.s = time.monotonic()
-            self._recorder.add("compute", name, began.s, ended.s, iteration=self._number)
-        engine.push(add, writes, [])
 
 
 def boot() -> str:

@@ -10,15 +10,20 @@ from typing import Any, Callable, Optional
 
 from kvstore.job import environment
 
-_here = threading.local()
-"""The `rows` of this worker's thread up to the first step of its first store; None from then on."""
+
+class _Here(threading.local):
+    rows: Optional[int] = 0
+    """Of this worker's thread up to the first step of its first store; None from then on."""
+
+
+_here = _Here()
 
 
 def counting(backward: Callable[..., None]) -> Callable[..., None]:
     """``NDArray.backward`` or ``autograd.backward``, with its rows counted."""
     @functools.wraps(backward)
     def counted(heads: Any, *arguments: Any, **options: Any) -> None:
-        if _rows() is not None:
+        if _here.rows is not None:
             several = heads if isinstance(heads, (list, tuple)) else [heads]
             _seen(sum(head.shape[0] if head.shape else 1 for head in several))
         backward(heads, *arguments, **options)
@@ -36,19 +41,14 @@ def telling(init_optimizer: Callable[..., None]) -> Callable[..., None]:
     return init_telling
 
 
-def _rows() -> Optional[int]:
-    return getattr(_here, "rows", 0)
-
-
 def _seen(rows: int) -> None:
-    before = _rows()
-    if before is not None:
-        _here.rows = before + rows
+    if _here.rows is not None:
+        _here.rows += rows
 
 
 def counted_rows() -> Optional[int]:
     """The rows so far, as the first store takes its first step, and None ever after."""
-    rows, _here.rows = _rows(), None
+    rows, _here.rows = _here.rows, None
     return rows
 
 

@@ -70,11 +70,12 @@ class Lane:
         return mx.nd.zeros(self.bucket.size, ctx=self.context)
 
     def forget(self) -> None:
-        """The caller has other arrays from now on."""
         self._weights: Optional[List[List[NDArray]]] = None
         self._grads: Optional[List[List[NDArray]]] = None
-        self._gathering = [engine.CachedById(self._gathers, FLATS) for _ in self.devices]
-        self._scattering = [engine.CachedById(self._scatters, FLATS) for _ in self.devices]
+        self._gathering = [engine.CachedById(lambda flat, grads: self._make(grads, self._parts(flat)), FLATS)
+                           for _ in self.devices]
+        self._scattering = [engine.CachedById(lambda flat, weights: self._make(self._parts(flat), weights), FLATS)
+                            for _ in self.devices]
 
     def keys(self) -> Set[Any]:
         return {one.parameter.key for one in self.keyed}
@@ -131,12 +132,6 @@ class Lane:
             if source is not flat:
                 flat.copyto(source)
             self._scattering[number].of(source, weights[number])()
-
-    def _gathers(self, flat: NDArray, grads: List[NDArray]) -> Callable[[], None]:
-        return self._make(grads, self._parts(flat))
-
-    def _scatters(self, flat: NDArray, weights: List[NDArray]) -> Callable[[], None]:
-        return self._make(self._parts(flat), weights)
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
         return [flat[segment.offset:segment.end] for segment in self.bucket.segments]

@@ -36,7 +36,7 @@ begun: "weakref.WeakSet[Store]" = weakref.WeakSet()
 """The stores that train."""
 
 
-class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
+class Store(FrontEnd, mx.kvstore.KVStoreBase):
     """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``."""
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
@@ -76,16 +76,14 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         Before the first step.
         """
         self._check_not_begun("set_gradient_compression")
-        params = dict(compression_params)
-        try:
-            codecs = {"codec": params.pop("type"), "codec_threshold": params.pop("threshold", THRESHOLD)}
-        except KeyError:
-            raise ConfigError("compression_params has no `type`; expected e.g. {'type': '2bit', 'threshold': 0.5}"
-                              ) from None
-        if params:
-            raise unknown("entry of compression_params", next(iter(params)), ["type", "threshold"])
-        given = {name: value for name, value in codecs.items() if value != THRESHOLD}  # not all have a threshold
-        self._change(given)
+        ours = {"type": "codec", "threshold": "codec_threshold"}
+        if "type" not in compression_params:
+            raise ConfigError("compression_params has no `type`; expected e.g. {'type': '2bit', 'threshold': 0.5}")
+        for name in compression_params:
+            if name not in ours:
+                raise unknown("entry of compression_params", name, ours)
+        # Not all codecs have a threshold.
+        self._change({ours[name]: value for name, value in compression_params.items() if value != THRESHOLD})
 
     def _change(self, options: Dict[str, Any]) -> None:
         self.session.change(options)
@@ -191,15 +189,13 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     def _describe(self, key: Any, value: NDArray) -> Parameter:
         parameter = self._named().get(key)
         name = str(key) if parameter is None else parameter.name
-        lr_mult, wd_mult = 1.0, 1.0
-        if self.session.optimizer is not None:
-            lr_mult, wd_mult = optimizers.multipliers(self.session.optimizer, key, parameter)
+        optimizer = self.session.optimizer
+        lr_mult, wd_mult = (1.0, 1.0) if optimizer is None else optimizers.multipliers(optimizer, key, parameter)
         return Parameter(key, name, tuple(value.shape), np.dtype(value.dtype).name, lr_mult, wd_mult)
 
     def _named(self) -> Dict[Any, Any]:
         """A trainer's parameters."""
-        named: Dict[Any, Any] = {} if self.session.optimizer is None else self.session.optimizer.param_dict
-        return named
+        return {} if self.session.optimizer is None else self.session.optimizer.param_dict
 
     def _share(self) -> None:
         """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
@@ -380,8 +376,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
 
     @staticmethod
     def _numbers(array: NDArray) -> np.ndarray:
-        numbers: np.ndarray = array.asnumpy()
-        return numbers
+        return array.asnumpy()
 
     def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, known in self._untrained().items():

@@ -82,7 +82,6 @@ class Sample:
         self._taken: List[torch.Tensor] = []
 
     def take(self) -> None:
-        """Remember what is there now."""
         self._taken = self._look()
 
     def changed(self) -> Optional[str]:
@@ -168,7 +167,6 @@ class TensorLane:
         self.hold()
 
     def hold(self) -> None:
-        """The parameters hold the store's weights now."""
         for _, one in self.parts:
             one.hold()
         self._sample.take()

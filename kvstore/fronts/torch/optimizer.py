@@ -53,7 +53,6 @@ class Arrivals:
             yield self.left - 1
 
     def rest(self) -> Iterator[int]:
-        """The numbers of all that have not left yet."""
         while self.left < len(self._missing):
             self.left += 1
             yield self.left - 1
@@ -99,10 +98,9 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         optimizer._opt_called = True  # its steps are taken here; a scheduler that was made of it asks
         self.store, self._model, self._given = store, model, optimizer
-        self._names = _names(model)
-        self._multipliers = [(1.0, 1.0)] * len(self.param_groups)
-        if translated is not None:
-            self._multipliers = translation.multipliers(self.param_groups)
+        self._names = {id(tensor): _plain(name) for name, tensor in model.named_parameters()}
+        self._multipliers = [(1.0, 1.0)] * len(self.param_groups) if translated is None \
+            else translation.multipliers(self.param_groups)
         self._fixed = translation.fixed(self.param_groups)
         self._syncing = True
         self._order: Dict[str, None] = {}  # as gradients appeared first
@@ -130,13 +128,11 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_settings()
-        if self._arrivals is None:
-            self._begin()
-        assert self._arrivals is not None
-        for number in self._arrivals.rest():
+        arrivals = self._arrivals or self._begin()
+        for number in arrivals.rest():
             self._send(number)
         self.store.end_step()
-        self._arrivals.begin()
+        arrivals.begin()
         self.store.show(self._at_step)
         return loss
 
@@ -346,10 +342,10 @@ class Optimizer(torch.optim.Optimizer):
         modules = [self._model] if self._at_once else self._model.modules()
         return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
 
-    def _begin(self) -> None:
+    def _begin(self) -> Arrivals:
         """The first iteration has shown in what order gradients appear, and which modules compute."""
         self.store.begin(self._order)
-        self._arrivals = Arrivals([lane.bucket for lane in self.store.lanes])
+        self._arrivals = arrivals = Arrivals([lane.bucket for lane in self.store.lanes])
         lanes = self._lanes_of
         for lane in self.store.lanes:
             for segment in lane.bucket.segments:
@@ -368,6 +364,7 @@ class Optimizer(torch.optim.Optimizer):
         for module, handle in self._before.items():
             if not self._awaits.get(module):
                 handle.remove()
+        return arrivals
 
 
 class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
@@ -403,10 +400,6 @@ def _those_in(model: torch.nn.Module, kind: str) -> Iterator[Any]:
     """The modules of a class of PyTorch's, by name, since to import all of them takes time."""
     return (module for module in model.modules() for one in type(module).__mro__
             if one.__name__ == kind and one.__module__.startswith("torch."))
-
-
-def _names(model: torch.nn.Module) -> Dict[int, str]:
-    return {id(tensor): _plain(name) for name, tensor in model.named_parameters()}
 
 
 def _tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:

@@ -18,13 +18,11 @@ class Stepping(Optimizer):
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, store: TorchStore) -> None:
         super().__init__(optimizer, model, store)
-        self._inner = optimizer
         self._share_state()
-        rates = [float(group["lr"]) for group in self.param_groups]
-        store.session.own_step = {"optimizer": type(optimizer).__name__, "lr": rates}
+        store.session.own_step = {"optimizer": type(optimizer).__name__, "lr": self._rates_now()}
 
     def _share_state(self) -> None:
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        self.param_groups, self.state = self._given.param_groups, self._given.state
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """The step of the script's optimizer, and every H of them an exchange. The first waits for the others."""
@@ -32,7 +30,7 @@ class Stepping(Optimizer):
         self.store.begin()
         loss = None
         if not self._overflowed() and not self.store.session.first_of_joiner:  # else it takes part without a step
-            loss = self._inner.step() if closure is None else self._inner.step(closure)
+            loss = self._given.step() if closure is None else self._given.step(closure)
         self.store.stepped()
         return loss
 
@@ -57,7 +55,7 @@ class Stepping(Optimizer):
         return None
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
-        self._inner.load_state_dict(saved)
+        self._given.load_state_dict(saved)
         self._share_state()
 
     def _watch(self) -> None:

@@ -25,7 +25,7 @@ from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
-from kvstore.optimizers.formulas import FlatOptimizer
+from kvstore.optimizers.formulas import Formula
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports import gloo
 
@@ -62,7 +62,7 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     return choice.connect(name, transport, timeout_s)
 
 
-class TorchStore(FrontEnd[TensorLane]):
+class TorchStore(FrontEnd):
     """A store that trains one model of PyTorch's."""
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
@@ -110,7 +110,7 @@ class TorchStore(FrontEnd[TensorLane]):
         return self.session.method.takes == "weights"
 
     def take(self, tensors: Mapping[str, torch.Tensor], parameters: Sequence[Parameter],
-             optimizer: Optional[FlatOptimizer]) -> None:
+             optimizer: Optional[Formula]) -> None:
         """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
         self._check_usable()
         if self._tensors:
@@ -143,7 +143,7 @@ class TorchStore(FrontEnd[TensorLane]):
     def _share(self) -> None:
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
         exact = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
-        for name, flat in self._from_worker_0(exact, lambda name: _array(self._tensors[name])):
+        for name, flat in self._from_worker_0(exact, lambda name: self._numbers(self._tensors[name])):
             self._set(name, flat)
         for name in [name for name in self._tensors if name not in exact]:  # in the same order on all workers
             tensor = held(self._tensors[name]).detach().cpu().contiguous()
@@ -244,8 +244,9 @@ class TorchStore(FrontEnd[TensorLane]):
             if one.gradient() is None:
                 one.parameter.grad = torch.zeros_like(one.parameter)
         sizes = {name: one.tensor.numel() for name, one in self._trained.items()}
-        for name, flat in self._over_workers(sizes, lambda name: _array(self._trained[name].parameter.grad), mean):
-            grad = held(self._trained[name].parameter.grad)
+        grads = {name: one.parameter.grad for name, one in self._trained.items()}
+        for name, flat in self._over_workers(sizes, lambda name: self._numbers(grads[name]), mean):
+            grad = held(grads[name])
             grad.copy_(torch.from_numpy(flat).view(grad.shape))
 
     def sum_within(self, mine: np.ndarray) -> np.ndarray:
@@ -299,7 +300,6 @@ class TorchStore(FrontEnd[TensorLane]):
 
     @property
     def under_way(self) -> bool:
-        """Whether an iteration has begun and not ended."""
         return bool(self._steps)
 
     # -- to save it --------------------------------------------------------------------------------------------
@@ -352,15 +352,11 @@ class TorchStore(FrontEnd[TensorLane]):
 
     @staticmethod
     def _numbers(array: torch.Tensor) -> np.ndarray:
-        return _array(array)
+        """A copy, in single precision where NumPy does not know the type."""
+        mine = held(array).detach()
+        known = mine.float() if mine.dtype is torch.bfloat16 else mine
+        return np.array(known.cpu().numpy())
 
     def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, (value,) in values.items():
             self._set(name, value)
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """A copy, in single precision where NumPy does not know the type."""
-    mine = held(tensor).detach()
-    known = mine.float() if mine.dtype is torch.bfloat16 else mine
-    return np.array(known.cpu().numpy())

@@ -9,16 +9,16 @@ import torch
 
 from kvstore.errors import ConfigError
 from kvstore.optimizers import torch_formulas
-from kvstore.optimizers.formulas import SGD, FlatOptimizer
+from kvstore.optimizers.formulas import SGD, Formula
 
 Group = Dict[str, Any]
-Make = Callable[[Group, Dict[str, float]], FlatOptimizer]
+Make = Callable[[Group, Dict[str, float]], Formula]
 """Makes the optimizer of a group's settings, and of those for rate and decay."""
 
 OF_A_GROUP = ("lr", "weight_decay")
 
 
-def _sgd(group: Group, common: Dict[str, float]) -> FlatOptimizer:
+def _sgd(group: Group, common: Dict[str, float]) -> Formula:
     if group["dampening"]:
         raise ConfigError(f"torch.optim.SGD has dampening {group['dampening']:g}, which the stores cannot apply; "
                           "expected 0")
@@ -27,7 +27,7 @@ def _sgd(group: Group, common: Dict[str, float]) -> FlatOptimizer:
     return torch_formulas.HeavyBall(momentum=group["momentum"], nesterov=group["nesterov"], **common)
 
 
-def _adam(group: Group, common: Dict[str, float]) -> FlatOptimizer:
+def _adam(group: Group, common: Dict[str, float]) -> Formula:
     kind = torch_formulas.AdamW if group.get("decoupled_weight_decay") else torch_formulas.Adam
     return kind(float(group["betas"][0]), float(group["betas"][1]), group["eps"], **common)
 
@@ -43,7 +43,7 @@ KINDS: Dict[Type[torch.optim.Optimizer], Make] = {
     torch.optim.Adadelta: lambda group, common: torch_formulas.Adadelta(group["rho"], group["eps"], **common)}
 
 
-def translated(optimizer: torch.optim.Optimizer) -> FlatOptimizer:
+def translated(optimizer: torch.optim.Optimizer) -> Formula:
     """What is applied in place of `optimizer`, at the first group's rate and decay."""
     name, known = type(optimizer).__name__, ", ".join(kind.__name__ for kind in KINDS)
     if type(optimizer) not in KINDS:

@@ -70,9 +70,9 @@ class RecordedPasses(NetworkPasses):
         self._first = next(one for one in net.collect_params().values() if one.grad_req != "null")
 
     def _queue(self, xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
-        bars = self._on.compute(self._first.list_data())
+        began = self._on.moment(self._first.list_data())
         outputs, losses = super()._queue(xs, ys)
-        bars.passes(losses, self._first.list_grad())
+        self._on.passes(began, losses, self._first.list_grad())
         return outputs, losses
 
 

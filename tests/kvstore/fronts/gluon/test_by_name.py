@@ -4,7 +4,6 @@ import functools
 import importlib
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any, List
 
@@ -146,7 +145,7 @@ def test_a_script_that_divides_by_all_workers_examples_is_told_once_where_the_st
         step: Any, store: str, reduction: str, divisor: int, told: int, capfd: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers."""
-    monkeypatch.setattr(batch, "_here", threading.local())  # nothing of earlier tests
+    monkeypatch.setattr(batch, "_here", batch._Here())  # nothing of earlier tests
     options = {} if store == "asgd" else {"reduction": reduction}
     Stage(2).run(lambda transport: step(kvstore.create(store, transport, **options), divisor))
     assert capfd.readouterr().err.count("divided by 6, which is 2 workers times 3 examples, and `ssgd` takes") == told
