@@ -17,7 +17,7 @@ import traceback
 import types
 from typing import Any, Callable, Optional
 
-from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, DivergedError, KVStoreError
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, DivergedError, KVStoreError
 from kvstore.job.environment import who
 from kvstore.job.report import report
 
@@ -44,7 +44,7 @@ def die(message: str, status: int, consequence: bool = False) -> None:
         print(f"{name}{message}", file=sys.stderr, flush=True)
         lines = message.strip().splitlines()
         said = lines[-1] if "Traceback" in lines[0] else lines[0]
-        report("failed", error=said[:MOST_SHOWN], consequence=consequence)
+        report("failed", error=said[:MOST_SHOWN], consequence=consequence or status == EXIT_DEADLINE)
         sys.stdout.flush()
     finally:  # the reader of our output may be gone
         os._exit(status)

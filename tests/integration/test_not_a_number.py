@@ -79,8 +79,8 @@ def test_skip_leaves_the_round_out_and_says_so_and_continue_goes_on(tmp_path: Pa
                   ("ssgd", {"on_nan": "continue"}))
     assert done.returncode == 0, done.stderr
     skipped = re.findall(rf"^worker 1 \| worker 1, iteration 3: (\d+) {FOUND}, and are skipped$", done.stderr, re.M)
-    sums = re.findall(rf"^server 0 \| server 0, update 3 since it began, the sum over the workers: (\d+) {FOUND}", done.stderr,
-                      re.M)
+    sums = re.findall(rf"^server 0 \| server 0, update 3 since it began, the sum over the workers: (\d+) {FOUND}",
+                      done.stderr, re.M)
     assert sum(map(int, skipped)) == sum(map(int, sums)) == 2 * 40 * 64, done.stderr  # in all buckets of two stores
     one, other = (re.findall(rf"^worker {rank} \| weights (\S+)", done.stdout, re.M) for rank in (0, 1))
     assert one[0] == other[0] and "nan" not in one[:2] + other[:2] and one[2:] == other[2:] == ["nan"], done.stdout

@@ -9,6 +9,7 @@ from typing import List
 import pytest
 
 from kvstore.job import report
+from tests.jobs import ROOT
 
 
 def test_a_report_is_a_line_on_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +35,16 @@ def test_what_an_agent_had_no_room_for_comes_whole_with_the_next_report(monkeypa
     came += os.read(read, 1 << 20)
     assert [json.loads(line) for line in came.split(b"\n") if line][-2:] == [
         {"event": "saved", "iteration": 7}, {"event": "done"}]
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("status, another", [(75, True), (70, False)])
+def test_who_misses_a_deadline_says_that_another_may_be_the_cause(status: int, another: bool) -> None:
+    read, write = os.pipe()
+    done = subprocess.run([sys.executable, "-c", f"from kvstore.job import ending; ending.die('late', {status})"],
+                          pass_fds=[write], env={**os.environ, "ODSGD_REPORT_FD": str(write)}, cwd=ROOT)
+    assert done.returncode == status and json.loads(os.read(read, 1000))["consequence"] == another
     os.close(read)
     os.close(write)
 

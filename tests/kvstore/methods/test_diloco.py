@@ -323,7 +323,8 @@ def test_a_given_share_of_a_worker_s_own_moves_does_not_grow_as_others_end() -> 
     def gradient(m: int, t: int, w: np.ndarray) -> np.ndarray:
         return w - m
 
-    w_0, options = np.ones(5, np.float32), {"H": 1, "lr_outer": 0.5, "local_scale": 0.5, "momentum_outer": 0.5}
+    options: Dict[str, Any] = {"H": 1, "lr_outer": 0.5, "local_scale": 0.5, "momentum_outer": 0.5}
+    w_0 = np.ones(5, np.float32)
     three = walk("eager", 3, [8, 8, 0], gradient, w_0, uneven="join", **options)
     two = walk("eager", 2, [8, 8], gradient, w_0, uneven="join", **options)
     for one, other in zip(three, two):
