@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
@@ -43,6 +43,16 @@ def say(text: str) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif text:
         print(text, file=sys.stderr, flush=True)
+
+
+def writable(*paths: Optional[str]) -> None:
+    """Make these files, before what they will hold is measured; ConfigError if that cannot be."""
+    for path in filter(None, paths):
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            open(path, "a").close()
+        except OSError as error:
+            raise ConfigError(f"cannot write `{path}`: {error.strerror}; name another file") from None
 
 
 def pyplot(purpose: str) -> Any:

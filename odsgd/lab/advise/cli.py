@@ -19,7 +19,7 @@ from odsgd.lab.advise.knowledge import beyond
 from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.advise.report import Advice
 from odsgd.lab.bench import models
-from odsgd.tools import say
+from odsgd.tools import say, writable
 from odsgd.virtual.description import of
 
 TIE = 0.01
@@ -33,10 +33,10 @@ SAY_EVERY_S = 5.0
 def main(argv: Sequence[str]) -> int:
     config = AdviseConfig.from_flags(argv)
     oracle = of_profile(config)
+    writable(config.json)
     advices = [advise(config, oracle, workers) for workers in config.workers or (oracle.cluster.workers,)]
     print("\n\n".join(report.text(advice, config.batch_size, config.lines) for advice in advices))
     if config.json:
-        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
         Path(config.json).write_text(report.as_json(advices, config), encoding="utf-8")
     return 0
 

@@ -12,12 +12,13 @@ from odsgd.lab.bench.config import BenchConfig
 from odsgd.lab.bench.results import findings
 from odsgd.lab.bench.run import measure
 from odsgd.launch.early import handled_by
-from odsgd.tools import say
+from odsgd.tools import say, writable
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a benchmark; 70 if one of its jobs failed."""
     config = BenchConfig.from_flags(argv)
+    writable(config.json, config.markdown)
     load_before = os.getloadavg()[0]
     try:
         with handled_by(lambda number, frame: sys.exit(128 + number)):  # which ends the cluster and its job
@@ -31,6 +32,5 @@ def main(argv: Sequence[str]) -> int:
     for path, text in ((config.json, report.as_json(config, found, measured, machine)),
                        (config.markdown, report.markdown(config, found, measured, machine, command))):
         if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text, encoding="utf-8")
     return EXIT_FAILURE if measured.failures else 0

@@ -13,9 +13,8 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import TRAINABLE_DTYPES
-from kvstore.options import PATH, TEXT, Kind, integer, integers, option, real, several
+from kvstore.options import PATH, TEXT, Kind, integer, integers, items, option, real, several
 from odsgd.config.flags import parse_flags
-from odsgd.config.kinds import KEYWORDS
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models, systems
 
@@ -71,10 +70,18 @@ def _rate(value: Any) -> str:
     return str(value)
 
 
+def _references(value: Any) -> Dict[str, float]:
+    pairs = value.items() if isinstance(value, dict) else [str(part).rpartition("=")[::2] for part in items(value)]
+    if not all(key for key, _ in pairs):
+        raise ValueError
+    return {str(key).strip(): real().convert(number) for key, number in pairs}
+
+
 SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]",
               lambda value: value if isinstance(value, systems.System) else systems.parse(str(value)))
 MODEL = Kind("MODEL", "names of models", lambda value: models.check(str(value)))
 COMPUTE = Kind("TIME", "times as 272ms, 0, wire/5 or 2wire, of one model as cnn=34ms", _computing_time)
+REFERENCES = Kind("KEY=X,...", "numbers as RATE/WORKERS/MODEL/SYSTEM=NUMBER", _references)
 RATE = Kind("RATE", "rates as 1gbit, or none", _rate)
 DTYPE = Kind("DTYPE", "float32 or float16", lambda value: TRAINABLE_DTYPES[TRAINABLE_DTYPES.index(str(value))])
 COLUMNS = ("cpu", "memory", "size")
@@ -123,8 +130,8 @@ class BenchConfig:
     title: str = _output("Benchmark", TEXT, "headline of the Markdown and the picture")
     note: str = _output("", TEXT, "text below the headline")
     reference: str = _output("", TEXT, "what the numbers of `reference_values` are")
-    reference_values: Dict[str, Any] = _output(
-        {}, KEYWORDS, "others' numbers to stand beside ours, by RATE/WORKERS/MODEL/SYSTEM")
+    reference_values: Dict[str, float] = _output(
+        {}, REFERENCES, "others' numbers to stand beside ours, by RATE/WORKERS/MODEL/SYSTEM")
     markdown: Optional[str] = _output(None, PATH, "write the tables and the configuration there")
     json: Optional[str] = _output(None, PATH, "write every measured value there")
 

@@ -55,14 +55,13 @@ def _finding(config: BenchConfig, goodput: float, system: System, readings: Sequ
     speedup = None
     if baseline:
         speedup = statistics.median(reading.iteration_ms for reading in baseline) / statistics.median(iterations_ms)
-    reference = config.reference_values.get(f"{setting.rate}/{setting.workers}/{setting.model}/{system.label}")
     return Finding(
         setting, system.label, compute_ms, iterations_ms, bound_ms(compute_ms, on_wire, goodput), speedup,
         statistics.median(reading.worker_cpu_ms for reading in readings),
         _over(statistics.median, [reading.server_cpu_ms for reading in readings]),
         max(reading.worker_memory_mb for reading in readings),
         _over(max, [reading.server_memory_mb for reading in readings]),
-        None if reference is None else float(reference))
+        config.reference_values.get(f"{setting.rate}/{setting.workers}/{setting.model}/{system.label}"))
 
 
 def _over(what: Callable[[List[float]], float], values: Sequence[Optional[float]]) -> Optional[float]:

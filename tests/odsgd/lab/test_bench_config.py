@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 import pytest
 import yaml
 
 from kvstore.errors import ConfigError
-from odsgd.lab.bench import models, results, systems
+from odsgd.lab.bench import cli, models, results, systems
 from odsgd.lab.bench.config import BenchConfig
 from tests.jobs import ROOT
 
@@ -98,11 +99,26 @@ def test_a_computing_time_is_a_duration_or_a_multiple_of_the_wires(text: str, ms
     (["--systems", "ssgd", "--rates", "fast"], "fast"),
     (["--systems", "ssgd", "--columns", "cpus"], "expected columns: cpu"),
     (["--systems", "ssgd", "--wokers", "2"], "did you mean `--workers`?"),
+    (["--systems", "ssgd", "--reference-values", "none/2/cnn/ssgd=n/a"], "expected numbers as RATE/WORKERS/MODEL/SYS"),
+    (["--systems", "ssgd", "--reference-values", "3"], "expected numbers as RATE/WORKERS/MODEL/SYSTEM=NUMBER, got `3`"),
 ])
 def test_a_benchmark_that_cannot_be_run_is_told_before_anything_starts(flags: List[str], complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         config(*flags)
     assert complaint in str(error.value)
+
+
+def test_others_numbers_may_be_flags_whose_systems_have_options() -> None:
+    asked = config("--systems", "ssgd", "--reference-values", "none/2/cnn/ssgd=3,none/2/cnn/pipesgd:codec=quantize=4.5")
+    assert asked.reference_values == {"none/2/cnn/ssgd": 3.0, "none/2/cnn/pipesgd:codec=quantize": 4.5}
+
+
+@pytest.mark.parametrize("flag", ["--json", "--markdown"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+        flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "measure", lambda *arguments: pytest.fail("something was measured"))
+    with pytest.raises(ConfigError, match=r"^cannot write `.*`: Is a directory; name another file$"):
+        cli.main(["--systems", "ssgd", flag, str(tmp_path)])
 
 
 @pytest.mark.parametrize("name", PRESETS)
