@@ -26,6 +26,8 @@ from kvstore.job.pulse import pulse
 FOLDER = "runs/board"
 FLUSH_S = 5
 CLOSED_WITHIN_S = 10.0
+RANKS = ("ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+"""What launchers tell a worker's rank by; the first that is set counts."""
 EVENT_FILE = "TensorBoard's event file"
 
 
@@ -122,5 +124,5 @@ def close() -> None:
 
 def _writes() -> bool:
     """Whether this process is the one of its job that does."""
-    rank = os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID") or "0"
+    rank = next(filter(None, map(os.environ.get, RANKS)), "0")
     return os.environ.get("DMLC_ROLE", "worker") == "worker" and rank == "0"

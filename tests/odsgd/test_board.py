@@ -69,8 +69,10 @@ def test_a_script_logs_with_the_time_of_its_iterations(tmp_path: Path, monkeypat
     assert [step for step, _ in found["speed/iteration_ms"]] == [30] and found["speed/waiting_ms"] == [(30, 0.0)]
 
 
-def test_of_a_jobs_workers_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ODSGD_WORKER_RANK", "1")
+@pytest.mark.parametrize("name", ["ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_of_a_jobs_workers_one_writes_whoever_started_them(
+        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
     board.to(tmp_path / "other")
     board.log(1, loss=1.0)
     assert not (tmp_path / "other").exists()
