@@ -106,4 +106,6 @@ def _united(found: Any, key: str = "") -> Any:
         return [_united(value) for value in found]
     if not isinstance(found, float):
         return found
-    return f"{8 * found / 1e6:.1f}mbit" if key == "goodput" else f"{1e6 * found:.6g}us"
+    if key == "goodput":
+        return f"{8 * found / 1e6:.1f}mbit"
+    return f"{found:.6g}s" if found > 0.9 else f"{1e6 * found:.6g}us"

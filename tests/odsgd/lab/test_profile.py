@@ -74,10 +74,11 @@ def test_links_and_messages_are_what_an_exchange_has_beyond_what_is_known() -> N
 
 
 def test_what_was_measured_has_units() -> None:
-    text = cli.text({"workers": 2, "links": {"goodput": 1.25e8, "latency": 5e-5}, "server": {"update": 2e-4}},
-                    ["--kvstore", "asgd"])
+    text = cli.text({"workers": 2, "links": {"goodput": 1.25e8, "latency": 5e-5}, "server": {"update": 2e-4},
+                     "compute": {"layers": {"slow": [0.9999999, 25.0]}}}, ["--kvstore", "asgd"])
     assert text.startswith("# Measured by: odsgd profile --kvstore asgd\nworkers: 2\n")
     cluster = description.of(yaml.safe_load(text))
+    assert cluster.compute.layers["slow"] == (1.0, 25.0)
     assert (cluster.links.goodput, cluster.links.latency, cluster.server.update) == pytest.approx((1.25e8, 5e-5, 2e-4))
 
 
