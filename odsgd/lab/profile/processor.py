@@ -36,6 +36,9 @@ MEGABYTE = 1e6 / WIRE_DTYPE.itemsize  # floats
 LITTLE = 20e-6
 """Seconds per megabyte; if a worker's own lines take less, they count as free."""
 
+OF_A_JOB = ("T", "n", "quorum", "replay")
+"""Options that one worker without a job cannot have, or that change no price."""
+
 
 class Price(NamedTuple):
     """Seconds of processor time per call and per megabyte."""
@@ -82,8 +85,7 @@ def optimizer(config: TrainConfig, plain: bool = False) -> mx.optimizer.Optimize
 
 def of_worker(config: TrainConfig) -> Dict[str, Price]:
     """gather, step, scatter."""
-    made = config.method(config.options, 2)
-    local = made.local_optimizer(made.options)
+    local = config.method.local_optimizer(config.options)
     applied = optimizer(config)
     if local:
         applied = described.create_local(local[0], {**local[1], "wd": local[1].get("wd") or 0.0}, applied)
@@ -165,8 +167,8 @@ def of_server(config: TrainConfig) -> Dict[str, Price]:
 def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> float:
     shard, keys = Shard(0, 1, trusted=True), list(_copies(floats))
     options = {option: getattr(config.options, option) for option in method.option_names()
-               if name == config.kvstore and option != "T"}
-    made = method.Options(**options).in_iterations()
+               if name == config.kvstore and option not in OF_A_JOB}
+    made = method.Options(**options).in_iterations(batches_per_epoch=1)
     outer = method.outer_sgd(made)
     applied = optimizer(config, plain=bool(method.plain_sgd)) if outer is None else described.outer_sgd(*outer)
     setup = Setup(methods.where(method), made.plain(), described.describe(applied),

@@ -12,7 +12,7 @@ import yaml
 from odsgd.cli import main
 from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig
-from odsgd.lab.profile import cli, passes, wire
+from odsgd.lab.profile import cli, passes, processor, wire
 from odsgd.lab.profile.processor import Price, price
 from odsgd.virtual import description
 
@@ -80,6 +80,15 @@ def test_what_was_measured_has_units() -> None:
     cluster = description.of(yaml.safe_load(text))
     assert cluster.compute.layers["slow"] == (1.0, 25.0)
     assert (cluster.links.goodput, cluster.links.latency, cluster.server.update) == pytest.approx((1.25e8, 5e-5, 2e-4))
+
+
+@pytest.mark.parametrize("flags", ["odsgd --warmup 1epoch", "softsync --n 18", "decoupled --quorum 2 --replay x"])
+def test_options_of_a_job_do_not_keep_one_worker_from_measuring(monkeypatch: pytest.MonkeyPatch, flags: str) -> None:
+    monkeypatch.setattr(processor, "SIZES", (256, 512))
+    monkeypatch.setattr(processor, "SPREAD_NBYTES", 1e4)
+    config = TrainConfig.from_flags(["--dataset", "digits", "--kvstore", *flags.split()])
+    assert set(processor.of_worker(config)) == {"gather", "step", "scatter"}
+    assert config.kvstore in processor.of_server(config)
 
 
 @pytest.mark.parametrize("flags, message", [
