@@ -11,6 +11,8 @@ the rest.
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import math
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
@@ -60,16 +62,27 @@ def _traced(records: Records) -> Optional[Breakdown]:
 
 
 def timeline_of(records: Records) -> Optional[Timeline]:
-    """What `--trace` recorded of the run, by the run's name; None where it did not, or it cannot be read."""
+    """What `--trace` recorded of the run, by the run's name; None where it did not, or it cannot be read, or a later
+    job has written to the folder.
+    """
     named = (records.start.get("config") or {}).get("trace")
     candidates = [Path(str(named)), records.folder / Path(str(named)).name] if named else []  # from here, or beside it
     folder = next((folder for folder in candidates if folder.is_dir()), None)
     if folder is None:
         return None
     try:
-        return dataclasses.replace(read_timeline(folder), name=records.name)
+        timeline = dataclasses.replace(read_timeline(folder), name=records.name)
     except ConfigError:
         return None
+    return timeline if timeline.tracks[0].about.get("wall_s", 0.0) <= _ended_s(records) else None
+
+
+def _ended_s(records: Records) -> float:
+    """When the run's last epoch had ended, by the wall clock; infinite where that is not known."""
+    if "time" not in records.start:
+        return math.inf
+    began_s = datetime.datetime.fromisoformat(records.start["time"]).timestamp() + 1  # it has no fractions
+    return began_s + (records.epochs[-1].get("seconds_since_start") or 0.0)
 
 
 def stretches(timeline: Timeline, records: Records) -> List[range]:

@@ -5,6 +5,7 @@ difference: a server has a bar of `merge` for each message, since it is known wh
 """
 import collections
 import secrets
+import time
 from pathlib import Path
 from typing import Any, Deque, Dict, Optional, Tuple
 
@@ -24,7 +25,7 @@ class TracedSimulation(Simulation):
 
         def trace(role: str, rank: int, host: int) -> Trace:
             return Trace(folder, {"role": role, "rank": rank, "host": names[host], "boot": "virtual", "job": job_id,
-                                  "wall_s": 0.0, "monotonic_s": 0.0})
+                                  "wall_s": time.time(), "monotonic_s": 0.0})
 
         self._traces = [trace("worker", m, m) for m in range(cluster.workers)]
         serving = range(0 if self._ring else cluster.servers)

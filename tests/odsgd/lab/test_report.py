@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.report import page, runs
-from odsgd.report.breakdown import breakdown_of
+from odsgd.report.breakdown import breakdown_of, timeline_of
 from odsgd.report.cli import main
 
 
@@ -174,6 +174,18 @@ def test_an_iteration_is_split_by_the_timeline_without_the_ends_of_epochs(tmp_pa
     breakdown = breakdown_of(runs.read_records(traced_run(tmp_path / "run")))
     assert breakdown is not None
     assert [round(ms, 6) for ms in (breakdown.iteration_ms, *breakdown.parts_ms.values())] == [10, 3, 3, 2, 2]
+
+
+def test_a_timeline_that_a_later_job_has_written_is_not_the_runs(tmp_path: Path) -> None:
+    """The run is from second 60 to 90."""
+    run = traced_run(tmp_path / "run")
+    metrics, trace = run / "metrics.jsonl", run / "trace" / "worker-0.json"
+    metrics.write_text(metrics.read_text().replace('"start",', '"start", "time": "1970-01-01T00:01:00+00:00",').replace(
+        '"iteration": 6', '"iteration": 6, "seconds_since_start": 30.0'))
+    text, records = trace.read_text(), runs.read_records(run)
+    for wall_s, own in ((59.0, True), (85.0, True), (95.0, False)):
+        trace.write_text(text.replace('"wall_s": 0.0', f'"wall_s": {wall_s}'))
+        assert (timeline_of(records) is not None) == own
 
 
 def test_an_iteration_is_split_by_samples_where_there_is_no_timeline(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -223,6 +224,7 @@ def test_a_virtual_run_leaves_the_same_timeline(tmp_path: Path, capsys: pytest.C
     timeline = read_timeline(folder / MERGED)
     for one in timeline.tracks:
         assert {bar.stage for bar in one.bars} == STAGES_OF[one.about["role"]] - {"copy"}  # which SGD does without
+        assert 0 <= time.time() - one.about["wall_s"] < 300
     check_rounds(timeline)
     epoch = records(tmp_path / "run", "epoch")[-1]
     last_s = max(bar.end_s for one in timeline.tracks for bar in one.bars)
