@@ -148,6 +148,8 @@ class _Job:
         self.system, self.workers, self.method = system, workers, OURS[system.name]
         self.transport = str(system.options.get("transport", self.method.transports[0]))
         self.given = {key: value for key, value in system.options.items() if key != "transport"}
+        if "warmup" in self.given:
+            self.given["warmup"] = 0  # what is told is what comes after it
         self.options = self.method.fitted(self.method.Options(**self.given).in_iterations(), parameters)
         self.programs = Programs(self.method, self.options, workers, [_FLOAT], self.transport != "server")
 

@@ -101,6 +101,13 @@ def test_od_sgd_reaches_the_bound_and_ssgd_does_not() -> None:
     assert odsgd.iteration_s == pytest.approx(odsgd.bound_s, rel=0.05) and ssgd.iteration_s > 1.2 * ssgd.bound_s
 
 
+@pytest.mark.parametrize("warmup", ["500", "2epochs"])
+def test_a_system_is_told_as_it_is_after_its_warm_up(warmup: str) -> None:
+    one = oracle(compute={"iteration": "100ms"})
+    warm, plain = one.predict(parse(f"odsgd:warmup={warmup}@1"), 4), one.predict(parse("odsgd@1"), 4)
+    assert (warm.iteration_s, warm.staleness) == (plain.iteration_s, plain.staleness)
+
+
 def test_an_asynchronous_worker_beside_its_server_waits_for_no_link_of_the_others() -> None:
     """One bucket of 2.5 ms: three workers share a link to it, and the fourth goes on after each of its passes."""
     known = oracle(compute={"iteration": "1ms"})
