@@ -1,6 +1,7 @@
 """What the adviser knows beside times: measured accuracies, and the range in which its times were checked."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -53,10 +54,16 @@ OF_TWO = {label: seeds for measured in DIGITS.values() for label, seeds in measu
 
 
 def accuracy(system: System, known: Mapping[str, Sequence[float]]) -> str:
-    """The lowest and the highest known accuracy of a system; a dash if none is known."""
+    """The lowest and the highest known accuracy of a system; a dash if none is known, with its options.
+
+    What was measured with a codec has it both ways. Names leave out the warm-up.
+    """
     method, options = OURS[system.name], dict(system.options)
-    intervals = {name: getattr(method.Options(), name, None) for name in "TH"}
-    usual = {"transport": method.transports[0], "codec": "none", **intervals}
+    if options.get("codec_weights") == options.get("codec"):
+        options.pop("codec_weights", None)
+    usual = {"transport": method.transports[0],
+             **{field.name: getattr(method.Options(), field.name) for field in dataclasses.fields(method.Options)
+                if field.metadata["result"] and field.name != "warmup"}}
     told = "".join(f":{name}={options[name]}" for name in usual if options.get(name, usual[name]) != usual[name])
     seeds = sorted(known.get(system.name + told, ()))
     return f"{seeds[0]:.1f}–{seeds[-1]:.1f}" if seeds else "–"
