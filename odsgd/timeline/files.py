@@ -31,7 +31,7 @@ def read_timeline(path: Path) -> Timeline:
 def _from_parts(folder: Path) -> Timeline:
     """The job is worker 0's; files that an earlier job left in the folder are passed over."""
     paths = [path for pattern in ("worker-*.json", "server-*.json") for path in sorted(folder.glob(pattern))
-             if path.is_file()]
+             if path.is_file() and path.stat().st_size]  # a process that was killed at once leaves an empty one
     found = [track for path in paths for track in _tracks(_events(path)[0], path)]
     if not found:
         raise ConfigError(f"no trace in `{folder}`; expected worker-0.json ..., which `odsgd train --trace {folder}` "

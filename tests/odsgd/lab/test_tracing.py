@@ -119,6 +119,11 @@ def test_a_killed_process_loses_only_its_last_line(tmp_path: Path) -> None:
     assert len(read_timeline(tmp_path).tracks[0].bars) == len(KNOWN.bars) - 1
 
 
+def test_a_process_that_was_killed_at_once_is_left_out(tmp_path: Path) -> None:
+    (leave(tmp_path, KNOWN) / "server-0.json").touch()
+    assert [one.name for one in read_timeline(tmp_path).tracks] == ["worker 0"]
+
+
 def test_what_an_earlier_job_left_is_not_mixed_in(tmp_path: Path) -> None:
     leave(tmp_path, KNOWN, track(rank=1, job="another", bars=[("compute", 0.0, 1.0, {"iteration": 0})]))
     assert [one.name for one in read_timeline(tmp_path).tracks] == ["worker 0"]
