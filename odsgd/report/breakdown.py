@@ -19,7 +19,7 @@ from typing import Dict, List, NamedTuple, Optional
 from kvstore.errors import ConfigError
 from odsgd.report.runs import Records, number
 from odsgd.timeline.files import read_timeline
-from odsgd.timeline.summary import Shares, begins_of, shares
+from odsgd.timeline.summary import Shares, common, shares
 from odsgd.timeline.timeline import Timeline
 
 TRACED = ("compute alone", "compute, exchange hidden", "exchange exposed", "neither")
@@ -87,8 +87,7 @@ def _ended_s(records: Records) -> float:
 
 def stretches(timeline: Timeline, records: Records) -> List[range]:
     """The iterations of the trace, which begins where the run did, between the ends of epochs."""
-    numbers = set.intersection(*(set(begins_of(worker)) for worker in timeline.workers)) if timeline.workers else set()
-    last = max(numbers, default=0)
+    last = max(common(timeline), default=0)
     per_epoch = int(records.start.get("batches_per_epoch") or last + 1)
     position = int(records.start.get("iteration") or 0) % per_epoch
     ends = [*range(per_epoch - position - 1, last, per_epoch), last]  # iterations in which an epoch ends

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Counter, Dict, List, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import ConfigError
-from odsgd.timeline.summary import Shares, begins_of, iterated, shares
+from odsgd.timeline.summary import Shares, common, iterated, shares
 from odsgd.timeline.timeline import Timeline, Track
 from odsgd.tools import pyplot
 
@@ -46,7 +46,7 @@ def figure(timelines: List[Timeline], iterations: Sequence[Iterations], file: Un
 
 def _range(timeline: Timeline, iterations: Iterations) -> Tuple[int, int]:
     """First iteration, and the one before which the figure ends."""
-    numbers = sorted(begins_of(timeline.workers[0])) if timeline.workers else []
+    numbers = common(timeline)
     if not numbers:
         raise ConfigError(f"{timeline.name}: no compute in the trace; draw what `odsgd train --trace` recorded")
     stop = numbers[-1] if iterations[1] is None else iterations[1]

@@ -66,6 +66,12 @@ def begins_of(worker: Track) -> Dict[int, float]:
     return begins
 
 
+def common(timeline: Timeline) -> List[int]:
+    """The iterations that all workers have begun."""
+    numbers = [set(begins_of(worker)) for worker in timeline.workers]
+    return sorted(set.intersection(*numbers)) if numbers else []
+
+
 def _clipped(bars: List[Bar], begin_s: float, end_s: float) -> List[Stretch]:
     return _union([(max(bar.start_s, begin_s), min(bar.end_s, end_s)) for bar in bars
                    if bar.start_s < end_s and bar.end_s > begin_s])

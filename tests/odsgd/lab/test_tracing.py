@@ -172,6 +172,12 @@ def test_a_figure_shows_one_panel_per_trace(tmp_path: Path) -> None:
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_figure_ends_where_the_worker_that_came_least_far_does(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    slower = track(rank=1, bars=[bar for t in range(3) for bar in ten_seconds(t, (5, 8))])
+    assert main(["trace", "draw", str(leave(tmp_path, KNOWN, slower)), "-o", str(tmp_path / "figure.png")]) == 0
+
+
 def test_a_figure_of_an_asynchronous_job_which_has_no_rounds(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     bars = [Bar(bar.stage, bar.name, bar.start_s, bar.end_s,
