@@ -52,7 +52,7 @@ class Session:
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         self.transport, self.timeout_s = transport, options.timeout_s
         self.method = method(options.in_iterations(), transport.num_workers)
-        self.recorder = recorder.begin("worker", transport.worker_rank)
+        self.recorder = recorder.begin("worker", transport.worker_rank, transport.num_workers)
         self.weights_holder = HOLDERS[kind_of(transport)](transport)
         if self.recorder is not None:
             wraps.messages(self.recorder, transport, numbered=not method.asynchronous)

@@ -39,11 +39,11 @@ folder: Optional[str] = os.environ.get("ODSGD_TRACE") or None
 on: Optional["Recorder"] = None
 
 
-def begin(role: str, rank: int) -> Optional["Recorder"]:
+def begin(role: str, rank: int, num_workers: int) -> Optional["Recorder"]:
     """Record from here on, if a folder is named. Once per process. Returns `on`."""
     global on
     if folder is not None and on is None:
-        on = Recorder(Path(folder), role, rank)
+        on = Recorder(Path(folder), role, rank, num_workers)
     return on
 
 
@@ -66,9 +66,10 @@ class Moment:
 class Recorder(Trace):
     """Writes this process's trace. `add` may be called on any thread, the rest on the thread that queues operations."""
 
-    def __init__(self, folder: Path, role: str, rank: int) -> None:
+    def __init__(self, folder: Path, role: str, rank: int, num_workers: int) -> None:
         super().__init__(folder, {"role": role, "rank": rank, "host": socket.gethostname(), "boot": boot(),
-                                  "job": job(), "wall_s": time.time(), "monotonic_s": time.monotonic()})
+                                  "job": job(), "workers": num_workers, "wall_s": time.time(),
+                                  "monotonic_s": time.monotonic()})
         self._events: Deque[Event] = collections.deque()
         self._over = False  # or the file has failed
         self._adding, self._writing = threading.Lock(), threading.Lock()

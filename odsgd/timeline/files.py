@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -29,14 +30,18 @@ def read_timeline(path: Path) -> Timeline:
 
 
 def _from_parts(folder: Path) -> Timeline:
-    """The job is worker 0's; files that an earlier job left in the folder are passed over."""
+    """The job is worker 0's; files that an earlier job left in the folder are passed over. Jobs that our launcher did
+    not start are all called alike, and the earlier one may have had more workers.
+    """
     paths = [path for pattern in ("worker-*.json", "server-*.json") for path in sorted(folder.glob(pattern))
              if path.is_file() and path.stat().st_size]  # a process that was killed at once leaves an empty one
     found = [track for path in paths for track in _tracks(_events(path)[0], path)]
     if not found:
         raise ConfigError(f"no trace in `{folder}`; expected worker-0.json ..., which `odsgd train --trace {folder}` "
                           "writes")
-    found = [track for track in found if track.about["job"] == found[0].about["job"]]
+    first = found[0].about
+    found = [track for track in found if track.about["job"] == first["job"]
+             and (track.about["role"] != "worker" or track.about["rank"] < first.get("workers", math.inf))]
     remarks = clocks.align(found)
     first_s = min((bar.start_s for track in found for bar in track.bars), default=0.0)
     for track in found:

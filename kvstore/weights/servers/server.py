@@ -148,7 +148,7 @@ class Server:
         self._handle_push, self._add_up = self._shard.handle_push, self._sum
         if commands.trusted():  # else anyone could say where to write
             recorder.folder = trace_folder
-        on = recorder.begin("server", rank)
+        on = recorder.begin("server", rank, num_workers)
         if on is not None:
             self._handle_push = wraps.server_update(on, self._handle_push, synchronous)
             self._add_up = wraps.server_sum(on, self._add_up)

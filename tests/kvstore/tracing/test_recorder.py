@@ -28,7 +28,7 @@ LONG_S = 300
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[trace.Recorder]:
     monkeypatch.setattr(trace, "folder", str(tmp_path))
     monkeypatch.setattr(trace, "on", None)
-    made = trace.begin("worker", 0)
+    made = trace.begin("worker", 0, 1)
     assert made is not None
     yield made
     mx.nd.waitall()
@@ -120,7 +120,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(tmp_path: Path, record
 
 
 def test_a_process_that_dies_leaves_what_it_has_written(tmp_path: Path) -> None:
-    script = ("import os, time; from kvstore.tracing import recorder as trace; trace.begin('worker', 0); "
+    script = ("import os, time; from kvstore.tracing import recorder as trace; trace.begin('worker', 0, 1); "
               "trace.on.add('compute', 'forward', 1.0, 2.0, iteration=0)\n"
               "while 'iteration' not in open(os.environ['ODSGD_TRACE'] + '/worker-0.json').read():\n"
               "    time.sleep(0.01)\n"

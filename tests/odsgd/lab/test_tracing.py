@@ -129,6 +129,13 @@ def test_what_an_earlier_job_left_is_not_mixed_in(tmp_path: Path) -> None:
     assert [one.name for one in read_timeline(tmp_path).tracks] == ["worker 0"]
 
 
+def test_workers_of_an_earlier_job_of_the_same_name_are_not_mixed_in(tmp_path: Path) -> None:
+    """torchrun's jobs are called alike."""
+    leave(tmp_path, track(), track(rank=1), track(rank=2), track("server", 2))
+    timeline = read_timeline(leave(tmp_path, *(Track({**track(rank=rank).about, "workers": 2}, []) for rank in (0, 1))))
+    assert [one.name for one in timeline.tracks] == ["worker 0", "worker 1", "server 2"]
+
+
 # --- clocks -----------------------------------------------------------------------------------------------------------
 
 def rounds(latency: float, lag: float = 0.0) -> List[Stretch]:
@@ -215,6 +222,7 @@ def test_a_job_leaves_a_timeline_of_all_its_processes(tmp_path: Path) -> None:
     timeline = read_timeline(folder / MERGED)
     assert not timeline.remarks
     for one in timeline.tracks:
+        assert one.about["workers"] == 2
         assert {bar.stage for bar in one.bars} == STAGES_OF[one.about["role"]]
     for share in shares(timeline):
         assert share.iterations == 10 and share.iteration_s > 0.019 and share.compute > 0
