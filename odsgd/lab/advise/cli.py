@@ -74,6 +74,10 @@ def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Predictio
 
 
 def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
+    compute_s = sum(map(sum, oracle.cluster.compute.layers.values())) or oracle.cluster.compute.iteration
+    if not compute_s:
+        raise ConfigError("an iteration that computes nothing has nothing to gain; say how long the passes take, "
+                          "e.g. --compute 400ms")
     predictions = ranked(config, oracle, workers)
     if not predictions:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
@@ -82,7 +86,6 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
     now = oracle.predict(config.now, workers) if config.now else first
     outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])
     say(f"{workers} workers: what a change would gain")
-    compute_s = sum(map(sum, oracle.cluster.compute.layers.values())) or oracle.cluster.compute.iteration
     coded = next(codable, None) if 1 < workers <= first.iteration_s / compute_s else None
     advice = Advice(workers, predictions, first, oracle.predict(coded, workers) if coded else None, now,
                     changes(oracle, now, predictions), outside, compute_s)

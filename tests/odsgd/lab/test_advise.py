@@ -286,6 +286,7 @@ def test_the_command_prints_a_table_and_writes_everything(profile: str, tmp_path
     (["PROFILE", "--model", "resnet50"], "did you mean `resnet50_v1`"),
     (["PROFILE", "--model", "cnn", "--servers", "0"], "numbers of servers"),
     (["PROFILE", "--model", "cnn", "--rate", "fast"], "expected a rate"),
+    (["PROFILE", "--model", "cnn", "--systems", "ssgd", "--compute", "0"], "say how long the passes take"),
     (["PROFILE", "--model", "cnn", "--systems", "ssgd", "--json", "/"], "cannot write `/`: Is a directory"),
     (["PROFILE", "--model", "cnn", "--workers", "1", "--stores", "ssgd", "--servers", "4"], "")])
 def test_what_cannot_work_is_one_line(profile: str, flags: List[str], complaint: str) -> None:
