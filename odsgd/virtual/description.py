@@ -253,9 +253,12 @@ PARTS: Dict[str, Type[Any]] = {"compute": LayerTimes, "links": Link, "racks": Ra
 
 
 def of(values: Any, **given: Any) -> VirtualCluster:
-    """The cluster that a table of tables describes; an error names the key. `given` wins over the table."""
-    values = {**_mapping("a cluster", values), **given}
-    parts = {key: _made(kind, key, values[key]) for key, kind in PARTS.items() if values.get(key) is not None}
+    """The cluster that a table of tables describes; an error names the key. `given` wins over the table. A part that is
+    empty is the default.
+    """
+    values = {key: value for key, value in {**_mapping("a cluster", values), **given}.items()
+              if value is not None or key not in PARTS}
+    parts = {key: _made(kind, key, values[key]) for key, kind in PARTS.items() if key in values}
     links = dataclasses.asdict(parts.get("links", Link()))
     hosts = {str(label): _made(Link, f"hosts.{shown(label)}", {**links, **_mapping(f"hosts.{shown(label)}", own)})
              for label, own in _mapping("hosts", values.get("hosts") or {}).items()}

@@ -447,6 +447,10 @@ def test_a_checksum_tells_clusters_apart_and_outlives_settings_that_come_later()
     assert checksum(later) == checksum(cluster) and len({*map(checksum, [cluster, *others])}) == 6
 
 
+def test_an_empty_part_of_a_description_is_the_default() -> None:
+    assert of(yaml.safe_load("compute:\nlinks:\nracks:\nworker:\nserver:\nhosts:\nworkers: 3")) == of({"workers": 3})
+
+
 def test_servers_beside_workers_have_no_host_of_their_own() -> None:
     assert of({"workers": 3, "servers": 2, "placement": "beside"}).host_names() == ("worker0", "worker1", "worker2")
     assert VirtualCluster().host_names() == ("worker0", "worker1", "server0")
