@@ -109,7 +109,7 @@ class TrainConfig(TrainOptions):
         said = _lines(config_file) if config_file and os.path.exists(config_file) else {}
         file, asked = file or said.get("method_file"), asked or said.get("kvstore")
         method = algorithms.load(str(file)) if file else None
-        if asked and asked not in MXNETS:
+        if asked and str(asked) not in MXNETS:
             with contextlib.suppress(ConfigError):  # raised again later, with the option's name
                 method = algorithms.find(str(asked))  # perhaps another package's, with options of its own
         first = (*FIRST, *(name for name in (method.option_names() if method else ()) if name not in methods.COMMON))

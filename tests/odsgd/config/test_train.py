@@ -393,6 +393,7 @@ def test_yaml_values_may_be_written_as_one_writes_them(tmp_path: Path) -> None:
     ("lr_locl: 1", "unknown option `lr_locl` in `{path}`; did you mean `lr_local`?"),
     ("lr: fast", "`{path}`: lr: expected a number, at least 0, got `fast`"),
     ("lr: null", "`{path}`: lr: expected a number, at least 0, got `None`"),
+    ("kvstore: [ssgd]", "`{path}`: kvstore: expected text, got `['ssgd']`"),
     ("augment: 2", "`{path}`: augment: expected true or false, got `2`"),
     ("dataset: digit", "`{path}`: dataset: unknown data set `digit`; did you mean `digits`?"),
     ("- lr", "`{path}`: expected lines of the form `option: value`"),
