@@ -84,13 +84,13 @@ class TrainConfig(TrainOptions):
         ``--help`` prints and raises SystemExit(0); a mistake raises ConfigError, one line.
         """
         flags, config_file, said = cls.parse(argv)
-        put_into_our_words(flags)
         if "kvstore" in flags:  # perhaps with options, in the spelling of `odsgd launch --store`
             flags["kvstore"], options = fit.split(flags["kvstore"])
             flags = {**options, **flags}
         if "method_file" in flags:
             flags.setdefault("kvstore", algorithms.load(flags["method_file"]).name)
         values = _known(option_fields(), config_file, said or _lines(config_file)) if config_file else {}
+        put_into_our_words(flags, {**values, **flags}.get("dataset", ""))
         if "kvstore" in flags:
             local = {**values, **flags}.get("optimizer_local")
             store = store_named(flags["kvstore"], local)

@@ -143,11 +143,10 @@ AUTHORS = {field.name: field for field in dataclasses.fields(dataclasses.make_da
 """Flags of their scripts that this project does not have, and what replaces each."""
 
 
-def put_into_our_words(flags: Dict[str, Any]) -> None:
+def put_into_our_words(flags: Dict[str, Any], dataset: str) -> None:
     """Replace the authors' flags by ours; where both are given ours wins."""
     if "mode" in flags:
         flags.setdefault("hybridize", flags.pop("mode") != "imperative")
     threads = flags.pop("num_worker", None)
-    dataset = DATASETS.get(flags.get("dataset", ""))
-    if threads and dataset and "data_threads" in dataset.options:
+    if threads and dataset in DATASETS and "data_threads" in DATASETS[dataset].options:
         flags.setdefault("data_threads", threads)

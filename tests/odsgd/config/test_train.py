@@ -350,6 +350,12 @@ def test_the_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None
     assert TrainConfig(**config.to_dict()) == config
 
 
+def test_the_authors_threads_decode_the_data_set_that_the_file_names(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "dataset: imagenet\ndata_dir: here\n")
+    assert from_flags(f"--config {path} --num-worker 8").data_threads == 8
+    assert from_flags(f"--config {path} --num-worker 8 --dataset cifar10").data_threads is None
+
+
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "lr: 0.3\nepochs: 4\n")
     config = from_flags(f"--config {path} --lr 0.5")
