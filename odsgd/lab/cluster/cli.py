@@ -75,8 +75,9 @@ def run(argv: List[str]) -> int:
     if not shutil.which(command[0]):
         raise ConfigError(f"no such program: {command[0]}")
     if options.hosts is None and options.like is None:
-        if options.rate or options.host_rate:
-            raise ConfigError("--rate and --host-rate shape a new cluster: give --hosts as well, or leave them out")
+        if options.rate or options.host_rate or options.own_tmp:
+            raise ConfigError("--rate, --host-rate and --own-tmp shape a new cluster: give --hosts as well, or leave "
+                              "them out")
         return _attend(Cluster.find(options.name or DEFAULT_NAME), command)
     with _up(options) as cluster:
         return _attend(cluster, command)

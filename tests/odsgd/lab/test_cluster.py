@@ -150,8 +150,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
      "--host-rate 1: expected HOST=RATE, e.g. `2=100mbit` (hosts count from 0)"),
     (["up", "--hosts", "2", "--name", "../x"], "--name ../x: expected letters, digits, `-`, `_` and `.`"),
     (["run", "--hosts", "2"], "no command: say what to run, e.g. `odsgd cluster run -- odsgd launch -n 2 -H @hosts …`"),
-    (["run", "--rate", "1gbit", "true"],
-     "--rate and --host-rate shape a new cluster: give --hosts as well, or leave them out"),
+    *((["run", *flags, "true"],
+       "--rate, --host-rate and --own-tmp shape a new cluster: give --hosts as well, or leave them out")
+      for flags in (["--rate", "1gbit"], ["--own-tmp"])),
     (["up", "--like", "no.yaml", "--hosts", "2"],
      "--like has hosts and rates of its own: leave --hosts, --rate and --host-rate out"),
     (["up", "--like", "no.yaml"],
