@@ -89,7 +89,8 @@ class AdviseConfig:
         fields = {field.name: field for field in dataclasses.fields(cls) if "kind" in field.metadata}
         profile, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
         flags, config_file = parse_flags(fields, "odsgd advise", rest, DESCRIPTION)
-        if not profile and "compute" not in flags:
+        values = {**(read_yaml(fields, config_file, "odsgd advise") if config_file else {}), **flags}
+        if not profile and values.get("compute") is None:
             raise ConfigError("no profile: say how long a worker computes (--compute 400ms), or name first the file "
                               "that describes the cluster: `odsgd advise cluster.yaml --model 25.6M`")
-        return cls(profile, **{**(read_yaml(fields, config_file, "odsgd advise") if config_file else {}), **flags})
+        return cls(profile, **values)

@@ -278,6 +278,11 @@ def test_the_command_prints_a_table_and_writes_everything(profile: str, tmp_path
     assert first["bound_ms"] == pytest.approx(max(first["loads_ms"].values()))
 
 
+def test_a_file_may_say_how_long_a_worker_computes(tmp_path: Path) -> None:
+    (tmp_path / "asked.yaml").write_text("compute: 400ms\nmodel: cnn\n", encoding="utf-8")
+    assert AdviseConfig.from_flags(["--config", str(tmp_path / "asked.yaml")]).compute == 0.4
+
+
 @pytest.mark.parametrize("flags, complaint", [
     ([], "no profile"), (["nowhere.yaml", "--model", "cnn"], "nowhere.yaml"), (["PROFILE"], "--model 25.6M"),
     (["PROFILE", "--model", "cnn", "--stores", "odsdg"], "did you mean `odsgd`"),
