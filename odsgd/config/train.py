@@ -356,9 +356,12 @@ def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: 
     """The options in a YAML file, or below a name in it (FILE:NAME); errors name the nearest right key."""
     file, colon, name = ("", "", "") if os.path.exists(path) else path.rpartition(":")
     said = _lines(file if colon else path)
-    if colon and not isinstance(said.get(name), dict):
-        raise unknown("name", name, said, where=f" in `{file}`")
-    return _known(fields, path, said[name] if colon else said, program)
+    if colon:
+        part = said.get(name.replace("-", "_"))
+        if not isinstance(part, dict):
+            raise unknown("name", name, said, where=f" in `{file}`")
+        said = _underscored(part)
+    return _known(fields, path, said, program)
 
 
 def _known(fields: Mapping[str, dataclasses.Field[Any]], path: str, said: Mapping[str, Any],
@@ -375,6 +378,10 @@ def _lines(path: str) -> Dict[str, Any]:
     values = read_yaml_file(path)
     if not isinstance(values, dict):
         raise ConfigError(f"`{path}`: expected lines of the form `option: value`")
+    return _underscored(values)
+
+
+def _underscored(values: Mapping[Any, Any]) -> Dict[str, Any]:
     return {shown(key).replace("-", "_"): value for key, value in values.items()}
 
 

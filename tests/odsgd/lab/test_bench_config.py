@@ -137,6 +137,12 @@ def test_flags_win_over_the_file() -> None:
     assert config("--config", f"{FILE}:peers", "--repeat", "1").repeat == 1
 
 
+@pytest.mark.parametrize("name", ["on-slow-links", "on_slow_links"])
+def test_names_and_their_options_may_have_dashes(name: str, tmp_path: Path) -> None:
+    (tmp_path / "bench.yaml").write_text("on-slow-links: {systems: ssgd, warm-up: 7}", encoding="utf-8")
+    assert config("--config", f"{tmp_path / 'bench.yaml'}:{name}").warm_up == 7
+
+
 def test_a_name_that_the_file_does_not_have_is_told_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown name `perrs` in .*; did you mean `peers`"):
         config("--config", f"{FILE}:perrs")
