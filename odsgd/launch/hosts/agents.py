@@ -134,11 +134,13 @@ class Agents:
         closed_at = time.monotonic()
         for starter in self._starters:
             deadline = closed_at + (UNHEARD_WITHIN_S if starter in unheard else HUNG_UP_WITHIN_S)
-            try:
-                starter.wait(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                starter.kill()
-                starter.wait()
+            for end in (starter.terminate, starter.kill):  # an agent that hears the first removes its files
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    starter.wait(timeout=max(0.1, deadline - time.monotonic()))
+                    break
+                end()
+                deadline = time.monotonic() + UNHEARD_WITHIN_S
+            starter.wait()
             for pipe in (starter.stdout, starter.stderr):
                 assert pipe
                 pipe.close()

@@ -100,7 +100,7 @@ def ends_what_waits(result: Result) -> Iterator[str]:
     training, job = result.training, result.job
     if training.asynchronous or max((step for _, _, step in training.steps if step), default=0) < 4:
         return
-    within_s = max(job.hang_timeout_s, 10 * training.step_s) + training.alone_s + HANG_SLACK_S
+    within_s = max(job.hang_timeout_s, 10 * (training.step_s + training.alone_s)) + training.alone_s + HANG_SLACK_S
     lines = [at for at, text in result.said if at > hit.at_s and "odsgd launch: " in text and "warning" not in text]
     if result.code and (not lines or lines[0] - hit.at_s > within_s + training.timeout_s * (training.timeout_s < 60)):
         yield f"the link went down at {hit.at_s:.1f} s, and nothing is said within {within_s:g} s"

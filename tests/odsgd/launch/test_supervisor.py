@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import time
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Type, TypeVar
 
 import pytest
@@ -129,6 +130,22 @@ def test_an_agent_whose_streams_all_end_in_one_turn_of_the_loop_is_lost_once() -
     agents.turn()
     agents.close()
     assert lost == [("10.0.0.1", plan.on(A), "ssh ended with exit code 3", [])]
+
+
+def test_an_agent_that_has_not_spoken_yet_may_remove_its_files_before_it_is_killed(tmp_path: Path) -> None:
+    asked, file = job(1, 0, A), tmp_path / "file"
+    plan = make_plan(asked, ROOT)
+    agents = hosts_agents.Agents(asked, plan, *[lambda *told: None] * 3)
+    script = f"trap 'rm {file}; exit 0' TERM; touch {file}; while :; do sleep 0.01; done"
+    starter = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    assert starter.stdin and starter.stdout
+    channel = Channel(starter.stdout.fileno(), starter.stdin.fileno())
+    agents.add(AgentConnection("10.0.0.1", plan.on(A), channel, starter, "ssh"))
+    while not file.exists():
+        time.sleep(0.01)
+    agents.close()
+    assert starter.returncode == 0 and not file.exists()
 
 
 def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
