@@ -161,6 +161,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._arrivals is not None and self._arrivals.left:
             raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
                               "pass under `with optimizer.no_sync():`")
+        self.store.let_change()
         return float(self.store.sum_within(np.array([mine]))[0])
 
     def synchronize(self) -> None:
@@ -212,9 +213,11 @@ class Optimizer(torch.optim.Optimizer):
             raise ProtocolError(f"the gradient of {name} was taken at weights of an earlier iteration: its module, or "
                                 "the model, was called in the first iteration and not in this one; call "
                                 "optimizer.synchronize() after step()")
-        if self._arrivals is not None and self._syncing:
-            for number in self._arrivals.note(name):
-                self._send(number)
+        if self._arrivals is None:
+            return
+        self.store.appeared(name, self._syncing)
+        for number in self._arrivals.note(name) if self._syncing else ():
+            self._send(number)
 
     def _send(self, number: int) -> None:
         if not self.store.under_way:

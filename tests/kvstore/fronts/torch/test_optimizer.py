@@ -1,4 +1,5 @@
 """`odsgd.torch.Optimizer` in one process: beside torch.optim alone, and between workers that take turns."""
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
@@ -446,15 +447,40 @@ def test_a_compiled_model_trains_alike() -> None:
     assert_close(ours, alone)
 
 
-def test_a_gradient_that_is_changed_after_it_has_left_is_told() -> None:
-    net = torch.nn.Linear(3, 2)
+class Unused(torch.nn.Linear):
+    """Where nothing leaves before `step`, since a gradient of the one bucket does not appear."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.unused = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("net", [torch.nn.Linear(3, 2), Unused()], ids=["all leave", "one is unused"])
+def test_a_gradient_that_is_changed_before_the_step_is_told(net: Any) -> None:
     optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("local"))
     train(net, optimizer, [torch.ones(3)])
     optimizer.zero_grad()
     net(torch.ones(3)).square().sum().backward()
     torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-6)
-    with pytest.raises(ProtocolError, match="was changed after it had left"):
+    with pytest.raises(ProtocolError, match="was changed between backward"):
         optimizer.step()
+
+
+def test_a_gradient_that_has_not_left_may_be_added_to_and_clipped_where_that_is_told() -> None:
+    ours, alone = Unused(), Unused()
+    alone.load_state_dict(ours.state_dict())
+    optimizer, theirs = local(ours, OPTIMIZERS["sgd"]), OPTIMIZERS["sgd"](alone.parameters())
+    for _ in range(3):
+        for net, one in ((ours, optimizer), (alone, theirs)):
+            one.zero_grad()
+            net(torch.ones(3)).square().sum().backward()
+            with one.no_sync() if net is ours else contextlib.nullcontext():
+                net(torch.ones(3)).square().sum().backward()
+            if net is ours:
+                one.synchronize_grads()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            one.step()
+    assert_close(ours, alone)
 
 
 def clamp(net: Any) -> None:
