@@ -145,6 +145,25 @@ def test_global_weights_are_the_last_exchanges_and_this_workers_own_come_back() 
     np.testing.assert_array_equal(one[1], other[1])
 
 
+@pytest.mark.parametrize("H, said", [(7, ""), (
+    4, "nothing of the 3 steps since the last exchange (iteration 4); take them where a multiple of 4 steps is done")])
+def test_what_global_weights_lack_is_told_once_by_worker_0(H: int, said: str,
+                                                           capfd: pytest.CaptureFixture[str]) -> None:
+    def train(transport: Any) -> None:
+        net = model()
+        store = create("diloco", transport, H=H, momentum_outer=0.0)
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, store)
+        for t in range(7):
+            step(net, optimizer, transport.worker_rank, t)
+        for _ in range(2):
+            with store.global_weights():
+                pass
+
+    Stage(2, timeout_s=60).run(train)
+    told = capfd.readouterr().err
+    assert told.count("the global weights have") == (said != "") and said in told
+
+
 def test_workers_whose_data_end_earlier_wait_for_nobody_and_hold_nobody_up() -> None:
     def train(transport: Any) -> Any:
         net = model()
