@@ -1,4 +1,5 @@
 """From a name and options to a method, and to this process's place in its job."""
+import os
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
@@ -24,6 +25,9 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     if kind == "sharded":
         from kvstore.transports.sharded import MpiSharded
         return MpiSharded(timeout_s)
+    if os.environ.get("DMLC_NUM_SERVER") == "0":
+        instead = [f", or transport=\"{one}\"" for one in method.transports if one != "server"]
+        raise ConfigError(f"store {name} needs servers, and this job has none (-s 0): give -s 1{''.join(instead[:1])}")
     has_mxnet = environment.has_mxnet()
     if environment.on_sockets() or not (has_mxnet or environment.in_job()):  # outside a job either says what is missing
         from kvstore.transports.sockets import SocketServers
