@@ -233,13 +233,21 @@ class Optimizer(torch.optim.Optimizer):
         if self.store.under_way and self._rates != self._rates_now():
             raise ConfigError("the learning rate was changed between backward() and step(), when gradients had left "
                               "with the old one; change it before the backward pass")
-        if translation.fixed(self.param_groups) != self._fixed:
-            raise ConfigError("a setting of the optimizer was changed after the first step; of parameter groups only "
-                              "the learning rate may change")
+        self._check_fixed(self.param_groups, "now")
         self._check_trained()
         if hasattr(self, "found_inf"):
             raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
                               "odsgd.torch.GradScaler in its place, with the same arguments")
+
+    def _check_fixed(self, groups: List[Dict[str, Any]], where: str) -> None:
+        """ConfigError if groups have other settings than the store began with, beside the rate."""
+        for was, now in zip(self._fixed, translation.fixed(groups)):
+            for name in sorted({*was, *now}):
+                if was.get(name) != now.get(name):
+                    cycled = name in ("momentum", "betas")
+                    raise ConfigError(f"{name} of the optimizer was {was.get(name)} when od.Optimizer was made, and is "
+                                      f"{now.get(name)} {where}; of parameter groups only the learning rate may change"
+                                      f"{' (OneCycleLR and CyclicLR: cycle_momentum=False)' * cycled}")
 
     def _check_trained(self) -> None:
         """ConfigError if other parameters are trained than in the beginning."""
@@ -282,6 +290,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
         """Parameter groups, and the optimizer's own state where it has one."""
+        self._check_fixed(saved["param_groups"], "in the state to load")
         super().load_state_dict(saved)
         self._given.param_groups = self.param_groups  # a scheduler may have been made of it
 

@@ -423,6 +423,26 @@ def test_a_state_is_loaded_before_the_first_step() -> None:
     assert optimizer.param_groups[0]["lr"] != 0.5
 
 
+@pytest.mark.parametrize("make, line", [
+    (lambda p: optim.SGD(p, 0.1, momentum=0.9), "momentum of the optimizer was 0.9 when .*, and is 0.95 now; "),
+    (lambda p: optim.Adam(p, 0.1), r"betas of the optimizer was \(0.9, 0.999\) when .*, and is \(0.95, 0.999\) now; ")])
+def test_a_schedule_of_the_momentum_is_told_with_the_way_out(make: Any, line: str) -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = Optimizer(make(net.parameters()), net, create("local"))
+    schedule = optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    with pytest.raises(ConfigError, match=line + ".*OneCycleLR and CyclicLR: cycle_momentum=False"):
+        train(net, optimizer, [torch.ones(3)], schedule)
+
+
+def test_a_state_with_other_settings_is_told_where_it_is_loaded() -> None:
+    def made(decay: float) -> Any:
+        net = torch.nn.Linear(3, 2)
+        return Optimizer(optim.SGD(net.parameters(), 0.1, weight_decay=decay), net, create("local"))
+
+    with pytest.raises(ConfigError, match=r"weight_decay of the optimizer was 0.2 when .*, and is 0.1 in the state to"):
+        made(0.2).load_state_dict(made(0.1).state_dict())
+
+
 def test_parameters_are_up_to_date_wherever_they_are_asked_for() -> None:
     """In its module's forward pass a weight is waited for; elsewhere by `synchronize`, and by `state_dict`."""
     net = Net()
