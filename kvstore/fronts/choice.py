@@ -4,7 +4,7 @@ from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
 from kvstore.errors import ConfigError
-from kvstore.job import environment
+from kvstore.job import ending, environment
 from kvstore.messages.seam import Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
@@ -42,9 +42,14 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             reach: Callable[[str, Optional[str], float], Transport] = connect,
             ) -> Tuple[Type[Method], Options, Transport]:
     """What every front end makes its store of; `reach` waits for the job, the first time in a process."""
-    name, written = fit.split(name)
-    transport = written.pop("transport", None) if transport is None else transport
-    given = fit.options_of(methods.find(name), {**written, **options})
-    if not isinstance(transport, Transport):
-        transport = reach(name, transport, given.timeout_s)
-    return fit.fitting(methods.find(name), given, transport), given, transport
+    try:
+        name, written = fit.split(name)
+        transport = written.pop("transport", None) if transport is None else transport
+        given = fit.options_of(methods.find(name), {**written, **options})
+        if not isinstance(transport, Transport):
+            transport = reach(name, transport, given.timeout_s)
+        return fit.fitting(methods.find(name), given, transport), given, transport
+    except ConfigError:
+        if environment.in_job() or "TORCHELASTIC_RUN_ID" in os.environ:  # a transport would have said so
+            ending.die_of_errors()
+        raise
