@@ -251,6 +251,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_trained(self) -> None:
         """ConfigError if other parameters are trained than in the beginning."""
+        if not (self.store.lanes or any(_those_in(self._model, "FSDPModule"))):  # which puts others in their place
+            there = {id(tensor) for tensor in self._model.parameters()}
+            for name, tensor, _ in self._own:
+                if id(tensor) not in there:
+                    raise ConfigError(f"{name} is another tensor than when od.Optimizer was made, which would train "
+                                      "the one that is gone: replace layers, and call load_state_dict(assign=True), "
+                                      "before the optimizer is made")
         for name, tensor, frozen in self._own:
             if frozen == tensor.requires_grad:
                 was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")

@@ -443,6 +443,20 @@ def test_a_state_with_other_settings_is_told_where_it_is_loaded() -> None:
         made(0.2).load_state_dict(made(0.1).state_dict())
 
 
+@pytest.mark.parametrize("name", ["local", "diloco"])
+@pytest.mark.parametrize("replace", [
+    lambda net: net.__setitem__(1, torch.nn.Linear(3, 2)),
+    lambda net: net.load_state_dict({key: tensor + 1 for key, tensor in net.state_dict().items()}, assign=True)],
+    ids=["a layer", "assign=True"])
+def test_a_parameter_that_is_replaced_before_the_first_step_is_told(replace: Any, name: str) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    store = create(name, Stage(1).worker(0) if name == "diloco" else None)
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, store)
+    replace(net)
+    with pytest.raises(ConfigError, match=r"[01].weight is another tensor than when od.Optimizer was made"):
+        train(net, optimizer, [torch.ones(3)])
+
+
 def test_parameters_are_up_to_date_wherever_they_are_asked_for() -> None:
     """In its module's forward pass a weight is waited for; elsewhere by `synchronize`, and by `state_dict`."""
     net = Net()
