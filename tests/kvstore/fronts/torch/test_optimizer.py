@@ -457,6 +457,27 @@ def test_a_parameter_that_is_replaced_before_the_first_step_is_told(replace: Any
         train(net, optimizer, [torch.ones(3)])
 
 
+def test_a_backward_pass_goes_through_another_model_under_its_no_sync() -> None:
+    def run(stores: bool) -> List[Any]:
+        torch.manual_seed(3)
+        made, judge = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        by_g, by_d = optim.SGD(made.parameters(), 0.1), optim.SGD(judge.parameters(), 0.1)  # type: Any, Any
+        if stores:
+            by_g, by_d = Optimizer(by_g, made, create("local")), Optimizer(by_d, judge, create("local"))
+        for x in torch.randn(5, 4, 3):
+            by_d.zero_grad()
+            (judge(x).square() - judge(made(x).detach()).tanh()).mean().backward()
+            by_d.step()
+            by_g.zero_grad()
+            with by_d.no_sync() if stores else contextlib.nullcontext():
+                judge(made(x)).tanh().mean().backward()
+            by_g.step()
+        return [made, judge]
+
+    for ours, theirs in zip(run(True), run(False)):
+        assert_close(ours, theirs)
+
+
 def test_parameters_are_up_to_date_wherever_they_are_asked_for() -> None:
     """In its module's forward pass a weight is waited for; elsewhere by `synchronize`, and by `state_dict`."""
     net = Net()
