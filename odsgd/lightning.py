@@ -12,6 +12,8 @@ import lightning
 import odsgd.torch as od
 from kvstore.errors import ConfigError
 
+AVERAGING = getattr(lightning.pytorch.callbacks, "WeightAveraging", ())  # there is none in older versions
+
 
 class LightningCallback(lightning.Callback):
     """`words` and `options` are those of `odsgd.torch.create`. For modules of one optimizer."""
@@ -29,6 +31,8 @@ class LightningCallback(lightning.Callback):
                               "configure_optimizers return one, with a parameter group for each set of parameters")
         self.store = od.create(*self._words, **self._options)
         trainer.strategy.optimizers = [od.Optimizer(trainer.optimizers[0], trainer.strategy.model, self.store)]
+        if any(isinstance(one, AVERAGING) for one in trainer.callbacks):  # which read the weights after each step
+            trainer.optimizers[0].register_step_post_hook(lambda optimizer, *_: optimizer.synchronize())
         self._clips = bool(trainer.gradient_clip_val) and not self.store.takes_weights
         if self._clips:
             self._unsent.enter_context(trainer.optimizers[0].no_sync())

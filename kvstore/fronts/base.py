@@ -51,6 +51,7 @@ class FrontEnd:
         self._joined = False  # this worker's data have ended, and not all others'
         self._shown: Optional[Snapshot] = None  # what the parameters hold in the place of this worker's own weights
         self._own_aux: Dict[str, Any] = {}  # this worker's own meanwhile
+        self._told_unsent = False
         self._closed = False
 
     def __repr__(self) -> str:
@@ -128,6 +129,7 @@ class FrontEnd:
         self._meet()
         self._idle()
         self.session.weights_holder.check()
+        self._tell_unsent()
         own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._aux().items()}
         means = self._over_workers(
             {name: mine[0].size for name, mine in own.items() if mine[0].dtype.name in TRAINABLE_DTYPES},
@@ -330,10 +332,20 @@ class FrontEnd:
             atexit.register(self._join_at_exit)
 
     def _advise(self) -> None:
-        """Worker 0 prints the session's warning, if it has one."""
-        advice = self.session.advice() if self.rank == 0 and self.lr_local is None else None
-        if advice is not None:
-            print(f"{environment.who()}: warning: {advice}", file=sys.stderr, flush=True)
+        self._warn(self.session.advice() if self.lr_local is None else None)
+
+    def _tell_unsent(self) -> None:
+        """Once, what global weights lack."""
+        unsent, every = self.session.unsent() if self.lanes else (0, 1)
+        if unsent and not self._told_unsent:
+            self._told_unsent = True
+            self._warn(f"the global weights have nothing of the {unsent} steps since the last exchange (iteration "
+                       f"{self.iteration - unsent}); take them where a multiple of {every} steps is done")
+
+    def _warn(self, said: Optional[str]) -> None:
+        """Worker 0 prints it."""
+        if said is not None and self.rank == 0:
+            print(f"{environment.who()}: warning: {said}", file=sys.stderr, flush=True)
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """Over the workers, in single precision. Collective; waits."""

@@ -1,9 +1,10 @@
 """From a name and options to a method, and to this process's place in its job."""
+import os
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
 from kvstore.errors import ConfigError
-from kvstore.job import environment
+from kvstore.job import ending, environment
 from kvstore.messages.seam import Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
@@ -24,6 +25,9 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     if kind == "sharded":
         from kvstore.transports.sharded import MpiSharded
         return MpiSharded(timeout_s)
+    if os.environ.get("DMLC_NUM_SERVER") == "0":
+        instead = [f", or transport=\"{one}\"" for one in method.transports if one != "server"]
+        raise ConfigError(f"store {name} needs servers, and this job has none (-s 0): give -s 1{''.join(instead[:1])}")
     has_mxnet = environment.has_mxnet()
     if environment.on_sockets() or not (has_mxnet or environment.in_job()):  # outside a job either says what is missing
         from kvstore.transports.sockets import SocketServers
@@ -38,9 +42,14 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             reach: Callable[[str, Optional[str], float], Transport] = connect,
             ) -> Tuple[Type[Method], Options, Transport]:
     """What every front end makes its store of; `reach` waits for the job, the first time in a process."""
-    name, written = fit.split(name)
-    transport = written.pop("transport", None) if transport is None else transport
-    given = fit.options_of(methods.find(name), {**written, **options})
-    if not isinstance(transport, Transport):
-        transport = reach(name, transport, given.timeout_s)
-    return fit.fitting(methods.find(name), given, transport), given, transport
+    try:
+        name, written = fit.split(name)
+        transport = written.pop("transport", None) if transport is None else transport
+        given = fit.options_of(methods.find(name), {**written, **options})
+        if not isinstance(transport, Transport):
+            transport = reach(name, transport, given.timeout_s)
+        return fit.fitting(methods.find(name), given, transport), given, transport
+    except ConfigError:
+        if environment.in_job() or "TORCHELASTIC_RUN_ID" in os.environ:  # a transport would have said so
+            ending.die_of_errors()
+        raise

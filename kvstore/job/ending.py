@@ -59,11 +59,8 @@ def check_or_die(check: Optional[Callable[[Any], None]], floats: Any) -> None:
         die(str(error), EXIT_FAILURE)
 
 
-def end_well(leave: Callable[[], None]) -> None:
-    """However this process ends, it must neither wait for others for ever nor let them wait for it.
-
-    It leaves its job by `leave` if all is well, and otherwise dies, saying why.
-    """
+def die_of_errors() -> None:
+    """Let an error that nobody catches end this process at once, saying why."""
     previous = sys.excepthook
 
     def hook(kind: Any, error: BaseException, trace: Any) -> None:
@@ -78,12 +75,21 @@ def end_well(leave: Callable[[], None]) -> None:
             die(_with_place(str(error), trace), EXIT_FAILURE)
         die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
 
+    sys.excepthook = hook
+
+
+def end_well(leave: Callable[[], None]) -> None:
+    """However this process ends, it must neither wait for others for ever nor let them wait for it.
+
+    It leaves its job by `leave` if all is well, and otherwise dies, saying why.
+    """
+    die_of_errors()
+
     def end() -> None:
         if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
             die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
         leave()
 
-    sys.excepthook = hook
     atexit.register(end)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Type
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -346,6 +346,11 @@ class Session:
         """The fragments for which the method has its turn in this iteration."""
         method, own = self.method, self._own_options
         return [one for one in range(method.fragments(own)) if method.due(own, self.step.t, one)]
+
+    def unsent(self) -> Tuple[int, int]:
+        """Steps of this worker since its weights were sent last, and from one exchange to the next."""
+        every = self.method.intervals(self._own_options)[0] if self.method.takes == "weights" else 1
+        return self.step.t % every, every
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
         """The same where the method takes weights and its turn has come: `x` are this worker's."""

@@ -155,7 +155,8 @@ if "unreachable" in words:
 if "late" in words and rank:
     time.sleep(1000)
 import odsgd.torch as od
-store = od.create("dsync" if "TORCHELASTIC_RUN_ID" in os.environ else "ssgd", timeout_s=[90.0, 5.0]["late" in words])
+options = {"timeout_s": 5.0 if "late" in words else 90.0, **dict.fromkeys({"on_non"} & {*words}, "skip")}
+store = od.create("dsync" if "TORCHELASTIC_RUN_ID" in os.environ else "ssgd", **options)
 if not torch.distributed.is_initialized():
     torch.distributed.init_process_group("gloo")  # puts its own hook around ours
 od.Optimizer(torch.optim.SGD((model := torch.nn.Linear(8, 4 + rank)).parameters(), 0.1), model, store)
@@ -165,13 +166,16 @@ od.Optimizer(torch.optim.SGD((model := torch.nn.Linear(8, 4 + rank)).parameters(
 @pytest.mark.slow
 @pytest.mark.parametrize("by, words, line", [
     ("torchrun", "version", r"worker [01]: the processes of this job run different versions of odsgd; install the same "
-                            r"on all hosts \(train\.py, line 13\)"),
+                            r"on all hosts \(train\.py, line 14\)"),
     ("torchrun", "late", "worker 0: not all workers made a store within 5 s; check that all are alive and run the "
                          "same script"),
     ("launch", "model", r"worker [01] \| worker [01]: workers 0 and 1 differ in the model and its settings; all "
-                        r"workers must run the same script with the same settings \(train\.py, line 16\)"),
+                        r"workers must run the same script with the same settings \(train\.py, line 17\)"),
+    ("launch", "on_non", r"worker [01] \| worker [01]: unknown option of store ssgd `on_non`; did you mean `on_nan`\? "
+                         r"Known: .* \(train\.py, line 14\)"),
+    ("torchrun", "on_non", r"worker [01]: unknown option of store dsync `on_non`; .* \(train\.py, line 14\)"),
     ("launch", "unreachable", r"worker [01] \| worker [01]: no connection to the scheduler at host\.invalid:\d+: .*; "
-                              r"check that this host can reach it \(.*\) \(train\.py, line 13\)"),
+                              r"check that this host can reach it \(.*\) \(train\.py, line 14\)"),
     ("ps-lite", "", r".* \| .*: this job is on ps-lite, and this process has no MXNet, which that is a part "
                     "of; start the job with --wire sockets, or .*"),
     ("python", "", "kvstore.errors.ConfigError: this store needs a job and DMLC_PS_ROOT_URI is not set; start the "

@@ -79,6 +79,7 @@ def train(store, clip):
 """, "lightning": """
 import lightning
 import odsgd.lightning
+averaging = list
 
 class Module(lightning.LightningModule):
     def __init__(self):
@@ -98,10 +99,15 @@ def train(store, clip):
     lightning.seed_everything(3)
     trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=3, accumulate_grad_batches=2,
                                 gradient_clip_val=clip or None, logger=False, enable_progress_bar=False,
-                                callbacks=[odsgd.lightning.LightningCallback(store)] if store else [])
+                                callbacks=averaging() + [odsgd.lightning.LightningCallback(store)] * bool(store))
     trainer.fit(Module(), torch.utils.data.DataLoader(DATA, 8, shuffle=True), torch.utils.data.DataLoader(DATA, 8))
     return trainer.model.net
 """}
+
+AVERAGED = """
+from lightning.pytorch.callbacks import EMAWeightAveraging
+averaging = lambda: [EMAWeightAveraging(decay=0.5)]
+"""
 
 
 AFTER = {"transformers": """
@@ -162,6 +168,13 @@ def test_weights_that_are_loaded_after_the_training_stay(kind: str, tmp_path: Pa
 def test_weights_are_those_of_distributed_data_parallel(kind: str, tmp_path: Path) -> None:
     pytest.importorskip(kind)
     run(KINDS[kind] + COMPARED, "2", tmp_path)
+
+
+def test_weights_that_lightning_averages_are_those_of_distributed_data_parallel(tmp_path: Path) -> None:
+    """Its callback stands before ours."""
+    if not hasattr(pytest.importorskip("lightning").pytorch.callbacks, "EMAWeightAveraging"):
+        pytest.skip("this Lightning has no EMAWeightAveraging")
+    run(KINDS["lightning"] + AVERAGED + COMPARED, "2", tmp_path)
 
 
 def run(code: str, processes: str, tmp_path: Path) -> None:

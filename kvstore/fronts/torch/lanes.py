@@ -9,7 +9,7 @@ import torch
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, ProtocolError
 from kvstore.messages.buckets import Bucket, Segment
 
 FLATS = 8  # whose views are kept
@@ -30,7 +30,8 @@ class Trained:
         self.name, self.parameter = name, parameter
         self.flat_grad: Optional[torch.Tensor] = None  # while a gradient is gathered that several buckets share
         self.staged: Optional[torch.Tensor] = None     # weights that several buckets bring, where memory is not flat
-        self._sent: Optional[Tuple[torch.Tensor, int]] = None  # the gradient, and how often it had been written
+        self._noted: Optional[Tuple[torch.Tensor, int]] = None  # the gradient, and how often it had been written
+        self._sent: Optional[Tuple[torch.Tensor, int]] = None  # the same when it left
         self._version: Optional[int] = None  # how often the weights had been written when the store last did so
 
     @property
@@ -44,16 +45,28 @@ class Trained:
                               "with sparse=False")
         return grad
 
+    def note(self, leaves: bool) -> None:
+        """The gradient has appeared; until it leaves it may not change, or if it does not leave by itself, it may."""
+        grad = self.parameter.grad
+        self._noted = (grad, grad._version) if leaves and grad is not None else None
+
     def leave(self) -> Optional[torch.Tensor]:
+        self._check(self._noted)
         grad = self.gradient()
         self._sent = None if grad is None else (grad, grad._version)
         return None if grad is None else held(grad)
 
-    @property
-    def changed(self) -> bool:
-        """Whether the gradient has changed since it left."""
-        return self._sent is not None and (self.parameter.grad is not self._sent[0]
-                                           or self._sent[0]._version != self._sent[1])
+    def end(self) -> None:
+        """The iteration ends; ProtocolError if the gradient has changed since it left."""
+        self._check(self._sent)
+        self.flat_grad = self._sent = self._noted = None
+
+    def _check(self, before: Optional[Tuple[torch.Tensor, int]]) -> None:
+        if before is not None and (self.parameter.grad is not before[0] or before[0]._version != before[1]):
+            raise ProtocolError(f"the gradient of {self.name} was changed between backward() and step(), when it may "
+                                "have left already; to clip gradients, or to add them up, run backward() under `with "
+                                "optimizer.no_sync():`; if DistributedDataParallel is around the model, give "
+                                "od.Optimizer that (docs/how-to/pytorch.md)")
 
     def hold(self) -> None:
         """The weights are the store's now."""
@@ -66,9 +79,6 @@ class Trained:
 
     def _writes(self) -> int:
         return int(self.parameter._version + self.tensor._version)  # of a shard each counts its own
-
-    def forget(self) -> None:
-        self.flat_grad = self._sent = None
 
 
 class Sample:
@@ -140,8 +150,8 @@ class TensorLane:
         engine.wait_to_write(flat)
         with torch.inference_mode(False), torch.no_grad():
             for view, (segment, one) in zip(self._views.of(flat), self.parts):
-                grad = one.leave()
-                if grad is None or not scale:
+                grad = one.leave() if scale else None
+                if grad is None:
                     view.zero_()
                     continue
                 if _whole(segment):

@@ -161,6 +161,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._arrivals is not None and self._arrivals.left:
             raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
                               "pass under `with optimizer.no_sync():`")
+        self.store.let_change()
         return float(self.store.sum_within(np.array([mine]))[0])
 
     def synchronize(self) -> None:
@@ -212,9 +213,11 @@ class Optimizer(torch.optim.Optimizer):
             raise ProtocolError(f"the gradient of {name} was taken at weights of an earlier iteration: its module, or "
                                 "the model, was called in the first iteration and not in this one; call "
                                 "optimizer.synchronize() after step()")
-        if self._arrivals is not None and self._syncing:
-            for number in self._arrivals.note(name):
-                self._send(number)
+        if self._arrivals is None:
+            return
+        self.store.appeared(name, self._syncing)
+        for number in self._arrivals.note(name) if self._syncing else ():
+            self._send(number)
 
     def _send(self, number: int) -> None:
         if not self.store.under_way:
@@ -230,16 +233,31 @@ class Optimizer(torch.optim.Optimizer):
         if self.store.under_way and self._rates != self._rates_now():
             raise ConfigError("the learning rate was changed between backward() and step(), when gradients had left "
                               "with the old one; change it before the backward pass")
-        if translation.fixed(self.param_groups) != self._fixed:
-            raise ConfigError("a setting of the optimizer was changed after the first step; of parameter groups only "
-                              "the learning rate may change")
+        self._check_fixed(self.param_groups, "now")
         self._check_trained()
         if hasattr(self, "found_inf"):
             raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
                               "odsgd.torch.GradScaler in its place, with the same arguments")
 
+    def _check_fixed(self, groups: List[Dict[str, Any]], where: str) -> None:
+        """ConfigError if groups have other settings than the store began with, beside the rate."""
+        for was, now in zip(self._fixed, translation.fixed(groups)):
+            for name in sorted({*was, *now}):
+                if was.get(name) != now.get(name):
+                    cycled = name in ("momentum", "betas")
+                    raise ConfigError(f"{name} of the optimizer was {was.get(name)} when od.Optimizer was made, and is "
+                                      f"{now.get(name)} {where}; of parameter groups only the learning rate may change"
+                                      f"{' (OneCycleLR and CyclicLR: cycle_momentum=False)' * cycled}")
+
     def _check_trained(self) -> None:
         """ConfigError if other parameters are trained than in the beginning."""
+        if not (self.store.lanes or any(_those_in(self._model, "FSDPModule"))):  # which puts others in their place
+            there = {id(tensor) for tensor in self._model.parameters()}
+            for name, tensor, _ in self._own:
+                if id(tensor) not in there:
+                    raise ConfigError(f"{name} is another tensor than when od.Optimizer was made, which would train "
+                                      "the one that is gone: replace layers, and call load_state_dict(assign=True), "
+                                      "before the optimizer is made")
         for name, tensor, frozen in self._own:
             if frozen == tensor.requires_grad:
                 was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")
@@ -279,6 +297,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
         """Parameter groups, and the optimizer's own state where it has one."""
+        self._check_fixed(saved["param_groups"], "in the state to load")
         super().load_state_dict(saved)
         self._given.param_groups = self.param_groups  # a scheduler may have been made of it
 

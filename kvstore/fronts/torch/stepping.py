@@ -48,7 +48,7 @@ class Stepping(Optimizer):
 
     @staticmethod
     def _translated(optimizer: torch.optim.Optimizer) -> Any:
-        if any(optimizer.state.values()):
+        if any(state and float(state.get("step", 1)) for state in optimizer.state.values()):
             raise ConfigError(f"this {type(optimizer).__name__} has a state already, and other workers' "
                               "optimizers have none; give a new one, and load a state by "
                               "odsgd.torch.Optimizer.load_state_dict")

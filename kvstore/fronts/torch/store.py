@@ -174,6 +174,15 @@ class TorchStore(FrontEnd):
 
     # -- every step --------------------------------------------------------------------------------------------
 
+    def appeared(self, name: str, leaves: bool) -> None:
+        """A gradient is there; `leaves`: as soon as it may."""
+        self._trained[name].note(leaves)
+
+    def let_change(self) -> None:
+        """The script may change gradients that have not left."""
+        for one in self._trained.values():
+            one.note(False)
+
     def begin_iteration(self, rates: Sequence[float]) -> bool:
         """At these learning rates of the groups. Returns whether any worker has a gradient."""
         self._check_usable()
@@ -195,12 +204,7 @@ class TorchStore(FrontEnd):
     def end_step(self) -> None:
         """All buckets have been sent: the parameters become due."""
         for one in self._trained.values():
-            if one.changed:
-                raise ProtocolError(f"the gradient of {one.name} was changed after it had left; to clip gradients, or "
-                                    "to add them up, run backward() under `with optimizer.no_sync():`; if "
-                                    "DistributedDataParallel is around the model, give od.Optimizer that "
-                                    "(docs/how-to/pytorch.md)")
-            one.forget()
+            one.end()
         self._steps = []
         for lane in self.lanes:
             lane.due = lane.w
@@ -240,6 +244,7 @@ class TorchStore(FrontEnd):
             counted = self.sum_within(np.append(flat, np.float32(1)))
             return np.asarray(counted[:-1] / counted[-1])
 
+        self.let_change()
         for one in self._trained.values():
             if one.gradient() is None:
                 one.parameter.grad = torch.zeros_like(one.parameter)

@@ -85,7 +85,7 @@ def multipliers(groups: List[Group]) -> List[Tuple[float, float]]:
 
 
 def fixed(groups: List[Group]) -> List[Any]:
-    """What may not change from the first step on, in a form that can be compared."""
+    """What may not change once the store has it, in a form that can be compared."""
     return [{name: value for name, value in group.items()
              if isinstance(value, (bool, int, float, tuple)) and name in NOT_SCHEDULED} for group in groups]
 

@@ -1,4 +1,5 @@
 """`odsgd.torch.Optimizer` in one process: beside torch.optim alone, and between workers that take turns."""
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
@@ -422,6 +423,61 @@ def test_a_state_is_loaded_before_the_first_step() -> None:
     assert optimizer.param_groups[0]["lr"] != 0.5
 
 
+@pytest.mark.parametrize("make, line", [
+    (lambda p: optim.SGD(p, 0.1, momentum=0.9), "momentum of the optimizer was 0.9 when .*, and is 0.95 now; "),
+    (lambda p: optim.Adam(p, 0.1), r"betas of the optimizer was \(0.9, 0.999\) when .*, and is \(0.95, 0.999\) now; ")])
+def test_a_schedule_of_the_momentum_is_told_with_the_way_out(make: Any, line: str) -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = Optimizer(make(net.parameters()), net, create("local"))
+    schedule = optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    with pytest.raises(ConfigError, match=line + ".*OneCycleLR and CyclicLR: cycle_momentum=False"):
+        train(net, optimizer, [torch.ones(3)], schedule)
+
+
+def test_a_state_with_other_settings_is_told_where_it_is_loaded() -> None:
+    def made(decay: float) -> Any:
+        net = torch.nn.Linear(3, 2)
+        return Optimizer(optim.SGD(net.parameters(), 0.1, weight_decay=decay), net, create("local"))
+
+    with pytest.raises(ConfigError, match=r"weight_decay of the optimizer was 0.2 when .*, and is 0.1 in the state to"):
+        made(0.2).load_state_dict(made(0.1).state_dict())
+
+
+@pytest.mark.parametrize("name", ["local", "diloco"])
+@pytest.mark.parametrize("replace", [
+    lambda net: net.__setitem__(1, torch.nn.Linear(3, 2)),
+    lambda net: net.load_state_dict({key: tensor + 1 for key, tensor in net.state_dict().items()}, assign=True)],
+    ids=["a layer", "assign=True"])
+def test_a_parameter_that_is_replaced_before_the_first_step_is_told(replace: Any, name: str) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    store = create(name, Stage(1).worker(0) if name == "diloco" else None)
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, store)
+    replace(net)
+    with pytest.raises(ConfigError, match=r"[01].weight is another tensor than when od.Optimizer was made"):
+        train(net, optimizer, [torch.ones(3)])
+
+
+def test_a_backward_pass_goes_through_another_model_under_its_no_sync() -> None:
+    def run(stores: bool) -> List[Any]:
+        torch.manual_seed(3)
+        made, judge = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        by_g, by_d = optim.SGD(made.parameters(), 0.1), optim.SGD(judge.parameters(), 0.1)  # type: Any, Any
+        if stores:
+            by_g, by_d = Optimizer(by_g, made, create("local")), Optimizer(by_d, judge, create("local"))
+        for x in torch.randn(5, 4, 3):
+            by_d.zero_grad()
+            (judge(x).square() - judge(made(x).detach()).tanh()).mean().backward()
+            by_d.step()
+            by_g.zero_grad()
+            with by_d.no_sync() if stores else contextlib.nullcontext():
+                judge(made(x)).tanh().mean().backward()
+            by_g.step()
+        return [made, judge]
+
+    for ours, theirs in zip(run(True), run(False)):
+        assert_close(ours, theirs)
+
+
 def test_parameters_are_up_to_date_wherever_they_are_asked_for() -> None:
     """In its module's forward pass a weight is waited for; elsewhere by `synchronize`, and by `state_dict`."""
     net = Net()
@@ -446,15 +502,40 @@ def test_a_compiled_model_trains_alike() -> None:
     assert_close(ours, alone)
 
 
-def test_a_gradient_that_is_changed_after_it_has_left_is_told() -> None:
-    net = torch.nn.Linear(3, 2)
+class Unused(torch.nn.Linear):
+    """Where nothing leaves before `step`, since a gradient of the one bucket does not appear."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.unused = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("net", [torch.nn.Linear(3, 2), Unused()], ids=["all leave", "one is unused"])
+def test_a_gradient_that_is_changed_before_the_step_is_told(net: Any) -> None:
     optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("local"))
     train(net, optimizer, [torch.ones(3)])
     optimizer.zero_grad()
     net(torch.ones(3)).square().sum().backward()
     torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-6)
-    with pytest.raises(ProtocolError, match="was changed after it had left"):
+    with pytest.raises(ProtocolError, match="was changed between backward"):
         optimizer.step()
+
+
+def test_a_gradient_that_has_not_left_may_be_added_to_and_clipped_where_that_is_told() -> None:
+    ours, alone = Unused(), Unused()
+    alone.load_state_dict(ours.state_dict())
+    optimizer, theirs = local(ours, OPTIMIZERS["sgd"]), OPTIMIZERS["sgd"](alone.parameters())
+    for _ in range(3):
+        for net, one in ((ours, optimizer), (alone, theirs)):
+            one.zero_grad()
+            net(torch.ones(3)).square().sum().backward()
+            with one.no_sync() if net is ours else contextlib.nullcontext():
+                net(torch.ones(3)).square().sum().backward()
+            if net is ours:
+                one.synchronize_grads()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            one.step()
+    assert_close(ours, alone)
 
 
 def clamp(net: Any) -> None:

@@ -40,6 +40,7 @@ def step(net: Any, optimizer: Any, m: int, t: int) -> None:
 
 KINDS: Dict[str, Callable[[Any], Any]] = {
     "AdamW": lambda of: torch.optim.AdamW(of, lr=0.01), "NAdam": lambda of: torch.optim.NAdam(of, lr=0.01),
+    "Adagrad": lambda of: torch.optim.Adagrad(of, lr=0.05),  # it has a state when it is made
     "SGD with dampening": lambda of: torch.optim.SGD(of, lr=0.05, momentum=0.9, dampening=0.1),
     "Adam, amsgrad": lambda of: torch.optim.Adam(of, lr=0.01, amsgrad=True)}
 
@@ -143,6 +144,25 @@ def test_global_weights_are_the_last_exchanges_and_this_workers_own_come_back() 
     one, other = Stage(2, timeout_s=60).run(train)
     np.testing.assert_array_equal(one[0], other[0])
     np.testing.assert_array_equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("H, said", [(7, ""), (
+    4, "nothing of the 3 steps since the last exchange (iteration 4); take them where a multiple of 4 steps is done")])
+def test_what_global_weights_lack_is_told_once_by_worker_0(H: int, said: str,
+                                                           capfd: pytest.CaptureFixture[str]) -> None:
+    def train(transport: Any) -> None:
+        net = model()
+        store = create("diloco", transport, H=H, momentum_outer=0.0)
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, store)
+        for t in range(7):
+            step(net, optimizer, transport.worker_rank, t)
+        for _ in range(2):
+            with store.global_weights():
+                pass
+
+    Stage(2, timeout_s=60).run(train)
+    told = capfd.readouterr().err
+    assert told.count("the global weights have") == (said != "") and said in told
 
 
 def test_workers_whose_data_end_earlier_wait_for_nobody_and_hold_nobody_up() -> None:
