@@ -306,6 +306,7 @@ class TorchStore(FrontEnd):
 
     def state(self) -> Dict[str, Optional[Saved]]:
         """What this worker and, on worker 0, the servers know: arrays by name, and JSON. Collective; waits."""
+        self._check_between("saving")
         worker = self.worker_state()
         servers = self.server_state() if self.rank == 0 or self.state_is_shared else None
         self.go_on_after(Export({}))

@@ -411,6 +411,17 @@ def test_a_gradient_that_left_too_early_is_noticed() -> None:
         optimizer.step()
 
 
+def test_a_state_is_saved_between_iterations() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = local(net)
+    train(net, optimizer, [torch.ones(3)])
+    net(torch.ones(3)).sum().backward()
+    with pytest.raises(ProtocolError, match="saving in the middle of an iteration, when gradients of it"):
+        optimizer.state_dict()
+    optimizer.step()
+    assert optimizer.state_dict()["store"]["worker"]["facts"]["iteration"] == 2
+
+
 def test_a_state_is_loaded_before_the_first_step() -> None:
     net = Net()
     optimizer = local(net)
