@@ -233,7 +233,7 @@ class _Group:
         self._lines: Dict[str, _Line] = {}
         environment.shorten_switch_interval()
         report("joined")
-        ending.end_well(self._leave)
+        ending.end_well(self._leave, waits=True)
         if group is None and environment.launched():
             check_place("the process group's rank", self.worker_rank, self.num_workers, os.environ["DMLC_NUM_WORKER"],
                         'begin the group by `init_process_group("gloo")` alone, which takes both from the job, or '
