@@ -268,7 +268,7 @@ class _Group:
     def _leave(self) -> None:
         engine.wait_all()
         self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
-        if self.ours:
+        if self.ours and self._dist.is_initialized():  # else the script has ended it
             self._dist.destroy_process_group()
         report("done", at=pulse.at)
 
