@@ -6,6 +6,7 @@
     model(x)            a module waits, before it computes, for its own weights, and then they are in place
 """
 import contextlib
+import functools
 import sys
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
@@ -112,7 +113,7 @@ class Optimizer(torch.optim.Optimizer):
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
         self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
-        store.take(_tensors(model), self._described(), translated)
+        store.take(functools.partial(_tensors, model), self._described(), translated)
         store.optimizer = self
         self._watch()
 

@@ -323,6 +323,39 @@ def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_the
     assert np.abs(one[1]["conv.weight"] - other[1]["conv.weight"]).max() > 1e-4  # local steps apart
 
 
+class Replacing(torch.nn.Linear):
+    """Puts other tensors in the place of its buffers; one of them grows."""
+
+    last: torch.Tensor
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("last", torch.zeros(3))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        self.last, self.seen = 1 * x, torch.cat([self.seen, x])
+        return super().forward(x)
+
+
+def test_a_buffer_that_its_module_replaces_is_shared_and_goes_on() -> None:
+    def run(transport: Any) -> Any:
+        def made(net: Any) -> Any:
+            return Optimizer(optim.SGD(net.parameters(), 0.01), net, create("ssgd", transport))
+
+        net, other = Replacing(), Replacing()
+        optimizer, x = made(net), torch.full((3,), 1.0 + transport.worker_rank)
+        train(net, optimizer, [x] * 2)
+        with torch.inference_mode(), optimizer.store.global_weights():
+            shared = net.last.tolist()
+            net(x)
+        made(other).load_state_dict(optimizer.state_dict())
+        return shared, net.last.tolist(), other.last.tolist()
+
+    assert Stage(2).run(run) == [([1.5] * 3, [own] * 3, [own] * 3) for own in (1.0, 2.0)]
+
+
 def test_a_schedule_of_the_optimizer_that_was_given_goes_on_after_a_resume() -> None:
     def rates(resumes: bool) -> List[float]:
         net = Net()
