@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import json
+import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
@@ -31,6 +32,10 @@ from kvstore.transports import gloo
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float16"}
 """What can be trained, as buckets have it: half precision of either kind travels in single."""
+
+
+_stores: "weakref.WeakValueDictionary[int, TorchStore]" = weakref.WeakValueDictionary()
+"""The one that trains a parameter, by its id: a store keeps its parameters."""
 
 
 def create(name: str, transport: Union[str, Transport, None] = None, group: Any = None, **options: Any) -> "TorchStore":
@@ -87,6 +92,16 @@ class TorchStore(FrontEnd):
         super().wait()
         self.show(self.lanes)
 
+    def close(self) -> None:
+        super().close()
+        self._leave_model()
+
+    def _leave_model(self) -> None:
+        """From here on another store trains it, or none."""
+        self.show(self.lanes)
+        if self.optimizer is not None:
+            self.optimizer.leave_model()
+
     @contextlib.contextmanager
     def showing(self, snapshot: Snapshot) -> Iterator[None]:
         self.show(self.lanes)  # else the first module that is called would show them
@@ -129,6 +144,10 @@ class TorchStore(FrontEnd):
         self._parameters = {one.name: one for one in parameters}
         self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
         self._groups = 1 + max(one.group for one in parameters)
+        for parameter in (one.parameter for one in self._trained.values()):
+            if id(parameter) in _stores:
+                _stores[id(parameter)]._leave_model()
+            _stores[id(parameter)] = self
         self._share()
 
     def _refuse_shards(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -405,6 +405,41 @@ def local(net: Any, make: Callable[[Any], Any] = OPTIMIZERS["momentum"], **optio
     return Optimizer(make(net.parameters()), net, create("local", **options))
 
 
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_store_leaves_its_model_to_the_next_one_or_to_torch_alone(closes: bool) -> None:
+    ours, alone = Net(), Net()
+    theirs, former = OPTIMIZERS["momentum"](alone.parameters()), local(ours)
+    train(alone, theirs, batches(0, 3))
+    train(ours, former, batches(0, 3))
+    if closes:
+        former.store.close()
+        after = OPTIMIZERS["decay"](ours.parameters())
+    else:
+        after = local(ours, OPTIMIZERS["decay"])
+    for net, one in ((ours, after), (alone, OPTIMIZERS["decay"](alone.parameters()))):
+        train(net, one, batches(1, 3))
+    with pytest.raises(ConfigError, match=r"an od\.Optimizer that has left its model"):
+        former.step()
+    assert_close(ours, alone)
+
+
+def test_two_stores_may_train_parts_of_one_model() -> None:
+    ours, alone = Net(), Net()
+
+    def parts(net: Any) -> Any:
+        return [optim.SGD(net.conv.parameters(), 0.05), optim.Adam([*net.first.parameters(), net.second.bias], 0.01)]
+
+    pairs = [[Optimizer(one, ours, create("local")) for one in parts(ours)], parts(alone)]
+    for net, (one, other) in zip((ours, alone), pairs):
+        for x in batches(0, 4):
+            one.zero_grad()
+            other.zero_grad()
+            net(x).square().sum().backward()
+            one.step()
+            other.step()
+    assert_close(ours, alone)
+
+
 def test_what_cannot_be_done_is_said_in_one_line() -> None:
     def refuses(match: str, make: Callable[[Any], Any], kind: Any = ConfigError) -> None:
         with pytest.raises(kind, match=match) as caught:
