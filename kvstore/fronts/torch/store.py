@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import weakref
+import zlib
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
@@ -22,7 +23,7 @@ from kvstore.fronts.base import FrontEnd, Snapshot
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement
 from kvstore.messages.buckets import Parameter
-from kvstore.messages.seam import Export, Saved, Transport
+from kvstore.messages.seam import Export, Saved, Servers, Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
@@ -184,11 +185,19 @@ class TorchStore(FrontEnd):
         if self.lanes:
             return
         mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
+        if not isinstance(self.session.transport, Servers):  # whose weights are worker 0's
+            agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
+                            "same; load a checkpoint before it is made, or on all workers", self._weights_as_text())
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
         self._open([TensorLane(bucket, self._trained, self.session.transport.context)
                     for bucket in self.session.plan([self._parameters[name] for name in reversed(theirs)])])
         for lane in self.lanes:
             lane.hold()
+
+    def _weights_as_text(self) -> List[str]:
+        """A checksum of each parameter; nothing where a saved state brings each worker its own."""
+        trained = {} if self._saved is not None else self._trained
+        return [f"{name} {zlib.crc32(self._numbers(one.parameter).tobytes()):08x}" for name, one in trained.items()]
 
     # -- every step --------------------------------------------------------------------------------------------
 

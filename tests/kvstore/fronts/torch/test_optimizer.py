@@ -356,6 +356,20 @@ def test_a_buffer_that_its_module_replaces_is_shared_and_goes_on() -> None:
     assert Stage(2).run(run) == [([1.5] * 3, [own] * 3, [own] * 3) for own in (1.0, 2.0)]
 
 
+@pytest.mark.parametrize("way", ["ring_worker", "sharded_worker"])
+def test_weights_that_differ_at_the_first_step_are_told_where_no_server_has_them(way: str) -> None:
+    def run(transport: Any) -> None:
+        net = torch.nn.Linear(3, 2)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("odsgd", transport))
+        if transport.worker_rank == 0:
+            torch.nn.init.ones_(net.weight)
+        train(net, optimizer, [torch.ones(3)])
+
+    stage = Stage(2)
+    with pytest.raises(ProtocolError, match=r"(?s)differ in the weights at the first step.*-weight \w{8}\n *\+w"):
+        stage.run(run, getattr(stage, way))
+
+
 def test_a_schedule_of_the_optimizer_that_was_given_goes_on_after_a_resume() -> None:
     def rates(resumes: bool) -> List[float]:
         net = Net()
