@@ -430,8 +430,8 @@ class FrontEnd:
 
     def _check_between(self, call: str) -> None:
         if self.under_way:
-            raise ProtocolError(f"{call} in the middle of iteration {self.iteration + 1}: some of its gradients have "
-                                "been handed in, and not all; end it first")
+            raise ProtocolError(f"{call} in the middle of an iteration, when gradients of it have been handed in; end "
+                                "it first")
 
     def _check_not_begun(self, what: str) -> None:
         if self.lanes:

@@ -1,8 +1,8 @@
 """How this process ends: it dies, saying why, or leaves its job; and, for what runs at exit, how its script has ended.
 
 An error leaves `sys.last_type`. SystemExit leaves nothing, so three things are kept: the frame in which the script
-runs, which stands at a return if it came to its end; what `sys.exit` was given last; and whether Python has printed the
-text of a SystemExit.
+runs, which stands at a return if it came to its end; what `sys.exit` was given last, and in which error's handler; and
+whether Python has printed the text of a SystemExit.
 """
 import atexit
 import builtins
@@ -27,6 +27,7 @@ MOST_SHOWN = 1000
 """Characters of an error that the launcher gets; the whole error is printed."""
 _script: Optional[types.FrameType] = None
 _status: Any = None
+_handled = ""
 _has_last_words = False
 
 
@@ -78,16 +79,21 @@ def die_of_errors() -> None:
     sys.excepthook = hook
 
 
-def end_well(leave: Callable[[], None]) -> None:
+def end_well(leave: Callable[[], None], waits: bool = False) -> None:
     """However this process ends, it must neither wait for others for ever nor let them wait for it.
 
-    It leaves its job by `leave` if all is well, and otherwise dies, saying why.
+    It leaves its job by `leave` if all is well, and otherwise dies, saying why. `waits`: it cannot leave before all
+    others do, so it dies of an exit status, too.
     """
     die_of_errors()
+    if waits:
+        follow()
 
     def end() -> None:
         if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
             die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
+        if waits and exit_status():
+            die(f"ended with exit status {exit_status()}{_handled}", exit_status())
         leave()
 
     atexit.register(end)
@@ -120,8 +126,9 @@ def follow() -> None:
 def _noting(leave: Any) -> Any:
     @functools.wraps(leave)
     def exit(*status: Any) -> None:
-        global _status
-        _status = status[0] if status else None
+        global _status, _handled
+        _status, error = status[0] if status else None, sys.exc_info()[1]
+        _handled = _handled if error is None else f", after {type(error).__name__}: {error}"
         leave(*status)
 
     return exit
@@ -138,7 +145,12 @@ def _noting_last_words(write: Callable[[str], int]) -> Callable[[str], int]:
 
 
 def failed() -> bool:
-    """Whether the script ended by an error, or by an exit status other than 0.
+    """Whether the script ended by an error, or by an exit status other than 0."""
+    return hasattr(sys, "last_type") or exit_status() != 0
+
+
+def exit_status() -> int:
+    """Of a script that has ended without an error.
 
     Python does not tell the number of a SystemExit that the script itself has raised, as in `raise
     SystemExit(main())`. It counts as 0: a worker that has done its part must not look as if it had failed.
@@ -146,4 +158,5 @@ def failed() -> bool:
     assert _script is not None
     at = opcode.opname[_script.f_code.co_code[_script.f_lasti]]
     left_by_call = at not in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
-    return hasattr(sys, "last_type") or _has_last_words or (left_by_call and _status not in (None, 0))
+    status = (_status or 0) if left_by_call else 0
+    return status if isinstance(status, int) and not _has_last_words else 1  # Python's own, of a text

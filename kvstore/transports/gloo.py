@@ -233,7 +233,7 @@ class _Group:
         self._lines: Dict[str, _Line] = {}
         environment.shorten_switch_interval()
         report("joined")
-        ending.end_well(self._leave)
+        ending.end_well(self._leave, waits=True)
         if group is None and environment.launched():
             check_place("the process group's rank", self.worker_rank, self.num_workers, os.environ["DMLC_NUM_WORKER"],
                         'begin the group by `init_process_group("gloo")` alone, which takes both from the job, or '
@@ -268,7 +268,7 @@ class _Group:
     def _leave(self) -> None:
         engine.wait_all()
         self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
-        if self.ours:
+        if self.ours and self._dist.is_initialized():  # else the script has ended it
             self._dist.destroy_process_group()
         report("done", at=pulse.at)
 

@@ -235,6 +235,8 @@ for t in range(1, 7):
     if (t, rank) == (4, 1):
         if fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "exit":
+            sys.exit(3)
         if fault == "silent":
             time.sleep(600)
     for number in (0, 1):
@@ -248,6 +250,8 @@ for model, store in zip(models, stores):
     with store.global_weights():
         assert (model.w == model.w[0]).all()
         print("W %.6f" % model.w[0].item())
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
 """
 
 
@@ -260,7 +264,7 @@ def test_several_models_train_in_one_script_each_by_its_store(how: str, tmp_path
     done = started_by_torchrun(tmp_path, TWO_MODELS, "none", *transport) if wire == "torchrun" else \
         launched(tmp_path, TWO_MODELS, "-s", "0", words=["none", *transport]) if wire == "launch" else \
         launched(tmp_path, TWO_MODELS, "-s", "2", "--wire", wire, words=["none"])
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     for lr in (0.5, 0.125):
         W, w = 4.0, [4.0, 4.0]
         for _ in range(6):
@@ -277,6 +281,44 @@ def test_under_torchrun_the_last_words_about_a_dead_worker_are_one_line(transpor
     assert done.returncode and re.search(r"^worker 0: an exchange of torch\.distributed failed: .*; another worker has "
                                          "died, or taken other steps than this one: see what it ended with$",
                                          done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.slow
+def test_under_torchrun_an_exit_status_is_kept_and_the_others_end(tmp_path: Path) -> None:
+    done = started_by_torchrun(tmp_path, TWO_MODELS, "exit")
+    assert re.search(r"^worker 1: ended with exit status 3$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"exitcode *: 3 ", done.stderr), done.stderr
+
+
+SPAWNED = """
+import tempfile
+import torch
+import odsgd.torch as od
+
+
+def train(rank, folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    model = torch.nn.Linear(8, 2)
+    optimizer = od.Optimizer(torch.optim.SGD(model.parameters(), 0.1), model, od.create("odsgd", timeout_s=60.0))
+    for t in range(4):
+        if (t, rank) == (2, 1):
+            raise ValueError("bad batch")
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(train, (folder,), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_an_error_in_a_process_that_pytorch_has_spawned_ends_the_others(tmp_path: Path) -> None:
+    """PyTorch makes an exit status of the error."""
+    done = started(tmp_path, SPAWNED, "train.py")
+    assert done.returncode and "ended with exit status 1, after ValueError: bad batch" in done.stderr, done.stderr
+    assert "within 60 s" not in done.stderr, done.stderr
 
 
 @pytest.mark.slow

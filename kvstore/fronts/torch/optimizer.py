@@ -6,6 +6,7 @@
     model(x)            a module waits, before it computes, for its own weights, and then they are in place
 """
 import contextlib
+import functools
 import sys
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
@@ -112,7 +113,8 @@ class Optimizer(torch.optim.Optimizer):
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
         self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
-        store.take(_tensors(model), self._described(), translated)
+        self._hooks: List[Any] = []  # handles of what was put into the model
+        store.take(functools.partial(_tensors, model), self._described(), translated)
         store.optimizer = self
         self._watch()
 
@@ -250,7 +252,10 @@ class Optimizer(torch.optim.Optimizer):
                                       f"{' (OneCycleLR and CyclicLR: cycle_momentum=False)' * cycled}")
 
     def _check_trained(self) -> None:
-        """ConfigError if other parameters are trained than in the beginning."""
+        """ConfigError if other parameters are trained than in the beginning, or the model not by this one any more."""
+        if not self._hooks:
+            raise ConfigError("step of an od.Optimizer that has left its model: its store is closed, or another "
+                              "od.Optimizer has been made of the same parameters since")
         if not (self.store.lanes or any(_those_in(self._model, "FSDPModule"))):  # which puts others in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:
@@ -314,8 +319,14 @@ class Optimizer(torch.optim.Optimizer):
         """What a script does, where the store must know of it."""
         self._watch_gradients()
         self._before = self._watch_modules()
+        self._hooks += self._before.values()
         self._watch_saving()
         self._watch_shards()
+
+    def leave_model(self) -> None:
+        """The store has no more to do with the model."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def _watch_shards(self) -> None:
         """Let an FSDP model gather its weights anew in each forward pass, since its root may still hold older weights.
@@ -327,7 +338,7 @@ class Optimizer(torch.optim.Optimizer):
                 module.reshard()
 
         if sharded:
-            self._model.register_forward_pre_hook(reshard, prepend=True)
+            self._hooks.append(self._model.register_forward_pre_hook(reshard, prepend=True))
 
     def _watch_saving(self) -> None:
         """What is saved are this worker's weights of now; if these are not the global ones, a line says so."""
@@ -338,14 +349,15 @@ class Optimizer(torch.optim.Optimizer):
             if module is root and self.store.shows_own:
                 warn_of_own(self.store.name)
 
-        root.register_state_dict_pre_hook(saved)
+        self._hooks.append(root.register_state_dict_pre_hook(saved))
 
     def _watch_gradients(self) -> None:
         trained = {one.name for one in self._described()}
         for tensor in self._model.parameters():
             name = self._names[id(tensor)]
             if name in trained:
-                tensor.register_post_accumulate_grad_hook(lambda _, name=name: self._appeared(name))
+                self._hooks.append(tensor.register_post_accumulate_grad_hook(
+                    lambda _, name=name: self._appeared(name)))
 
     def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
         """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model

@@ -8,7 +8,9 @@ import dataclasses
 import functools
 import io
 import json
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
+import weakref
+import zlib
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from kvstore.fronts.base import FrontEnd, Snapshot
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement
 from kvstore.messages.buckets import Parameter
-from kvstore.messages.seam import Export, Saved, Transport
+from kvstore.messages.seam import Export, Saved, Servers, Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
@@ -31,6 +33,10 @@ from kvstore.transports import gloo
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float16"}
 """What can be trained, as buckets have it: half precision of either kind travels in single."""
+
+
+_stores: "weakref.WeakValueDictionary[int, TorchStore]" = weakref.WeakValueDictionary()
+"""The one that trains a parameter, by its id: a store keeps its parameters."""
 
 
 def create(name: str, transport: Union[str, Transport, None] = None, group: Any = None, **options: Any) -> "TorchStore":
@@ -69,7 +75,8 @@ class TorchStore(FrontEnd):
         super().__init__(method, options, transport)
         self.optimizer: Any = None  # the one that trains by it, once made
         self._shows_global = contextlib.ExitStack()
-        self._tensors: Dict[str, torch.Tensor] = {}
+        self._tensors: Dict[str, torch.Tensor] = {}  # when they were given
+        self._now: Callable[[], Mapping[str, torch.Tensor]] = dict
         self._trained: Dict[str, Trained] = {}
         self._parameters: Dict[str, Parameter] = {}
         self._groups = 1  # of parameters, each with a learning rate
@@ -85,6 +92,16 @@ class TorchStore(FrontEnd):
         """Wait until all that this worker has asked for has arrived, and let the model hold it."""
         super().wait()
         self.show(self.lanes)
+
+    def close(self) -> None:
+        super().close()
+        self._leave_model()
+
+    def _leave_model(self) -> None:
+        """From here on another store trains it, or none."""
+        self.show(self.lanes)
+        if self.optimizer is not None:
+            self.optimizer.leave_model()
 
     @contextlib.contextmanager
     def showing(self, snapshot: Snapshot) -> Iterator[None]:
@@ -109,22 +126,29 @@ class TorchStore(FrontEnd):
         """Whether the script's own optimizer steps, and the store sees what comes of it."""
         return self.session.method.takes == "weights"
 
-    def take(self, tensors: Mapping[str, torch.Tensor], parameters: Sequence[Parameter],
+    def take(self, now: Callable[[], Mapping[str, torch.Tensor]], parameters: Sequence[Parameter],
              optimizer: Optional[Formula]) -> None:
-        """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
+        """Train these of a model's tensors, which are `now()`, by `optimizer`. All of them become worker 0's.
+        Collective; waits.
+        """
         self._check_usable()
         if self._tensors:
             raise ConfigError(f"this `{self.name}` store trains another model; make one for each model")
+        tensors = now()
         self._refuse_shards(tensors)
         self.session.use(optimizer)
         trained = {one.name: f"lr_mult {one.lr_mult:g} wd_mult {one.wd_mult:g} group {one.group}" for one in parameters}
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *(
             f"{name} shape {tuple(held(tensor).shape)} {tensor.dtype} {trained.get(name, 'not trained')}"
             for name, tensor in tensors.items())])
-        self._tensors = dict(tensors)
+        self._tensors, self._now = dict(tensors), now
         self._parameters = {one.name: one for one in parameters}
         self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
         self._groups = 1 + max(one.group for one in parameters)
+        for parameter in (one.parameter for one in self._trained.values()):
+            if id(parameter) in _stores:
+                _stores[id(parameter)]._leave_model()
+            _stores[id(parameter)] = self
         self._share()
 
     def _refuse_shards(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -144,18 +168,13 @@ class TorchStore(FrontEnd):
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
         exact = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
         for name, flat in self._from_worker_0(exact, lambda name: self._numbers(self._tensors[name])):
-            self._set(name, flat)
+            _set(self._tensors[name], flat)
         for name in [name for name in self._tensors if name not in exact]:  # in the same order on all workers
             tensor = held(self._tensors[name]).detach().cpu().contiguous()
             flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.zeros(0, dtype=torch.uint8)
             data = agreement.from_worker_0(self.session.transport, flat.numpy().tobytes())
             if data:
-                self._set(name, torch.frombuffer(bytearray(data), dtype=tensor.dtype))
-
-    def _set(self, name: str, value: Any) -> None:
-        with torch.inference_mode(False), torch.no_grad():
-            mine = held(self._tensors[name])
-            mine.copy_(torch.as_tensor(value).view(mine.shape))
+                _set(self._tensors[name], torch.frombuffer(bytearray(data), dtype=tensor.dtype))
 
     def begin(self, order: Iterable[str] = ()) -> None:
         """Lay out the buckets, and give the servers their weights. Collective; waits. The first step does it, too.
@@ -166,11 +185,19 @@ class TorchStore(FrontEnd):
         if self.lanes:
             return
         mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
+        if not isinstance(self.session.transport, Servers):  # whose weights are worker 0's
+            agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
+                            "same; load a checkpoint before it is made, or on all workers", self._weights_as_text())
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
         self._open([TensorLane(bucket, self._trained, self.session.transport.context)
                     for bucket in self.session.plan([self._parameters[name] for name in reversed(theirs)])])
         for lane in self.lanes:
             lane.hold()
+
+    def _weights_as_text(self) -> List[str]:
+        """A checksum of each parameter; nothing where a saved state brings each worker its own."""
+        trained = {} if self._saved is not None else self._trained
+        return [f"{name} {zlib.crc32(self._numbers(one.parameter).tobytes()):08x}" for name, one in trained.items()]
 
     # -- every step --------------------------------------------------------------------------------------------
 
@@ -311,6 +338,7 @@ class TorchStore(FrontEnd):
 
     def state(self) -> Dict[str, Optional[Saved]]:
         """What this worker and, on worker 0, the servers know: arrays by name, and JSON. Collective; waits."""
+        self._check_between("saving")
         worker = self.worker_state()
         servers = self.server_state() if self.rank == 0 or self.state_is_shared else None
         self.go_on_after(Export({}))
@@ -319,11 +347,11 @@ class TorchStore(FrontEnd):
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""
         super().load_state(worker, server)
-        for name, saved in [*((name, f"local/{name}") for name in self._parameters),
-                            *((name, f"aux/0/{name}") for name in self._buffers())]:
+        for tensor, saved in [*((one.parameter, f"local/{name}") for name, one in self._trained.items()),
+                              *((tensor, f"aux/0/{name}") for name, tensor in self._buffers().items())]:
             if saved not in worker[0]:
                 raise ConfigError(f"no array `{saved}` in the saved state; it belongs to another model")
-            self._set(name, worker[0][saved])
+            _set(tensor, worker[0][saved])
 
     def state_dict(self) -> Dict[str, bytes]:
         """What the Optimizer's `state_dict` says, under a name of this worker's, for torch.distributed.checkpoint: each
@@ -348,8 +376,12 @@ class TorchStore(FrontEnd):
         return f"worker {torch.distributed.get_rank() if torch.distributed.is_initialized() else self.rank}"
 
     def _buffers(self) -> Dict[str, torch.Tensor]:
-        """Of real numbers."""
-        return {name: tensor for name, tensor in self._tensors.items()
+        """Of real numbers. A module may have put another tensor in a buffer's place; one of another shape is its own
+        matter.
+        """
+        now = self._now()
+        return {name: now[name] if name in now and now[name].shape == tensor.shape else tensor
+                for name, tensor in self._tensors.items()
                 if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()}
 
     def _aux(self) -> Dict[str, List[torch.Tensor]]:
@@ -363,5 +395,12 @@ class TorchStore(FrontEnd):
         return np.array(known.cpu().numpy())
 
     def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
+        buffers = self._buffers()
         for name, (value,) in values.items():
-            self._set(name, value)
+            _set(buffers[name], value)
+
+
+def _set(tensor: torch.Tensor, value: Any) -> None:
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        mine = held(tensor)
+        mine.copy_(torch.as_tensor(value).view(mine.shape))

@@ -324,6 +324,53 @@ def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_the
     assert np.abs(one[1]["conv.weight"] - other[1]["conv.weight"]).max() > 1e-4  # local steps apart
 
 
+class Replacing(torch.nn.Linear):
+    """Puts other tensors in the place of its buffers; one of them grows."""
+
+    last: torch.Tensor
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("last", torch.zeros(3))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        self.last, self.seen = 1 * x, torch.cat([self.seen, x])
+        return super().forward(x)
+
+
+def test_a_buffer_that_its_module_replaces_is_shared_and_goes_on() -> None:
+    def run(transport: Any) -> Any:
+        def made(net: Any) -> Any:
+            return Optimizer(optim.SGD(net.parameters(), 0.01), net, create("ssgd", transport))
+
+        net, other = Replacing(), Replacing()
+        optimizer, x = made(net), torch.full((3,), 1.0 + transport.worker_rank)
+        train(net, optimizer, [x] * 2)
+        with torch.inference_mode(), optimizer.store.global_weights():
+            shared = net.last.tolist()
+            net(x)
+        made(other).load_state_dict(optimizer.state_dict())
+        return shared, net.last.tolist(), other.last.tolist()
+
+    assert Stage(2).run(run) == [([1.5] * 3, [own] * 3, [own] * 3) for own in (1.0, 2.0)]
+
+
+@pytest.mark.parametrize("way", ["ring_worker", "sharded_worker"])
+def test_weights_that_differ_at_the_first_step_are_told_where_no_server_has_them(way: str) -> None:
+    def run(transport: Any) -> None:
+        net = torch.nn.Linear(3, 2)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("odsgd", transport))
+        if transport.worker_rank == 0:
+            torch.nn.init.ones_(net.weight)
+        train(net, optimizer, [torch.ones(3)])
+
+    stage = Stage(2)
+    with pytest.raises(ProtocolError, match=r"(?s)differ in the weights at the first step.*-weight \w{8}\n *\+w"):
+        stage.run(run, getattr(stage, way))
+
+
 def test_a_schedule_of_the_optimizer_that_was_given_goes_on_after_a_resume() -> None:
     def rates(resumes: bool) -> List[float]:
         net = Net()
@@ -373,6 +420,41 @@ def local(net: Any, make: Callable[[Any], Any] = OPTIMIZERS["momentum"], **optio
     return Optimizer(make(net.parameters()), net, create("local", **options))
 
 
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_store_leaves_its_model_to_the_next_one_or_to_torch_alone(closes: bool) -> None:
+    ours, alone = Net(), Net()
+    theirs, former = OPTIMIZERS["momentum"](alone.parameters()), local(ours)
+    train(alone, theirs, batches(0, 3))
+    train(ours, former, batches(0, 3))
+    if closes:
+        former.store.close()
+        after = OPTIMIZERS["decay"](ours.parameters())
+    else:
+        after = local(ours, OPTIMIZERS["decay"])
+    for net, one in ((ours, after), (alone, OPTIMIZERS["decay"](alone.parameters()))):
+        train(net, one, batches(1, 3))
+    with pytest.raises(ConfigError, match=r"an od\.Optimizer that has left its model"):
+        former.step()
+    assert_close(ours, alone)
+
+
+def test_two_stores_may_train_parts_of_one_model() -> None:
+    ours, alone = Net(), Net()
+
+    def parts(net: Any) -> Any:
+        return [optim.SGD(net.conv.parameters(), 0.05), optim.Adam([*net.first.parameters(), net.second.bias], 0.01)]
+
+    pairs = [[Optimizer(one, ours, create("local")) for one in parts(ours)], parts(alone)]
+    for net, (one, other) in zip((ours, alone), pairs):
+        for x in batches(0, 4):
+            one.zero_grad()
+            other.zero_grad()
+            net(x).square().sum().backward()
+            one.step()
+            other.step()
+    assert_close(ours, alone)
+
+
 def test_what_cannot_be_done_is_said_in_one_line() -> None:
     def refuses(match: str, make: Callable[[Any], Any], kind: Any = ConfigError) -> None:
         with pytest.raises(kind, match=match) as caught:
@@ -410,6 +492,17 @@ def test_a_gradient_that_left_too_early_is_noticed() -> None:
     optimizer.param_groups[0]["lr"] = 0.5
     with pytest.raises(ConfigError, match="changed between backward"):
         optimizer.step()
+
+
+def test_a_state_is_saved_between_iterations() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = local(net)
+    train(net, optimizer, [torch.ones(3)])
+    net(torch.ones(3)).sum().backward()
+    with pytest.raises(ProtocolError, match="saving in the middle of an iteration, when gradients of it"):
+        optimizer.state_dict()
+    optimizer.step()
+    assert optimizer.state_dict()["store"]["worker"]["facts"]["iteration"] == 2
 
 
 def test_a_state_is_loaded_before_the_first_step() -> None:
