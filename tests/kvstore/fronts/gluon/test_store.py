@@ -134,7 +134,7 @@ def test_a_job_without_servers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1",
                         "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="needs a parameter server and the job has none"):
+    with pytest.raises(ConfigError, match="needs servers, and this job has none"):
         kvstore.create("ssgd")
 
 
