@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
@@ -14,7 +14,7 @@ from odsgd.virtual import description
 
 
 def resume(config: TrainConfig, store: Store, net: Any, folder: Path, mirror: Optional[CheckpointMirror],
-           frozen: Collection[str], batches_per_epoch: int) -> Tuple[Optional[Dict[str, Any]], List[str]]:
+           batches_per_epoch: int) -> Tuple[Optional[Dict[str, Any]], List[str]]:
     """Go on from worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
 
     A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective. Returns
@@ -30,8 +30,7 @@ def resume(config: TrainConfig, store: Store, net: Any, folder: Path, mirror: Op
             _check_empty(config, folder, mirror)
         return None, []
     manifest, more = resuming.resume(folder, store, net,
-                                     lambda manifest: _check(manifest, config, store, net, batches_per_epoch),
-                                     frozen, mirror)
+                                     lambda manifest: _check(manifest, config, store, net, batches_per_epoch), mirror)
     return manifest, [*warnings, *more]
 
 

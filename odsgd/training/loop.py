@@ -111,7 +111,7 @@ class Training:
         self.staleness: Optional[StalenessReader] = None  # of an asynchronous job, from its first step on
         self.mirror = mirror_at(config.checkpoint_to)
         self.checkpoints = CheckpointWriter(self.folder, self.store, self.net, config.keep_checkpoints,
-                                            lambda line: self.run_log.warn(line), self.mirror, self.frozen)
+                                            lambda line: self.run_log.warn(line), self.mirror)
 
     def _trainer(self) -> Any:
         """The trainer of all parameters but the frozen ones, which the store never sees."""
@@ -328,7 +328,7 @@ class Training:
         """
         if environment.joined():  # it has its iteration from the launcher, and its weights from the servers
             return {}, []
-        manifest, warnings = going_on.resume(self.config, self.store, self.net, self.folder, self.mirror, self.frozen,
+        manifest, warnings = going_on.resume(self.config, self.store, self.net, self.folder, self.mirror,
                                              self.schedule.batches_per_epoch)
         if manifest is None:
             return {}, warnings

@@ -24,7 +24,7 @@ import json
 import threading
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class UnfinishedCheckpoint:
 
     @pulse.doing("checkpoint")
     def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
-                 frozen: Collection[str] = (), second: Optional[CheckpointMirror] = None, whole: int = 0) -> None:
+                 second: Optional[CheckpointMirror] = None, whole: int = 0) -> None:
         self.whole = whole
         """The last checkpoint that is sure to have the parts of all workers, which all of them keep; 0: none."""
         self._root, self._store, self._keep, self._second = root, store, keep, second
@@ -81,8 +81,10 @@ class UnfinishedCheckpoint:
         make_folder(self._folder)
         self._uncopied = "" if second is None else _from_leader(store, lambda: "" if new else self._uncount_copy())
         writes: Dict[str, Callable[[Path], None]] = {}
-        (arrays, meta), parameters = store.worker_state(), net.collect_params()
-        arrays.update({f"frozen/{name}": parameters[name].list_data()[0].asnumpy() for name in frozen})
+        arrays, meta = store.worker_state()
+        arrays.update({f"frozen/{name}": parameter.list_data()[0].asnumpy()  # what the store does not know
+                       for name, parameter in net.collect_params().items()
+                       if arrays.keys().isdisjoint({f"local/{name}", f"aux/0/{name}"})})
         writes[manifests.worker_file(store.rank)] = lambda path: write_arrays(path, arrays, meta)
         with store.global_weights():
             shared = weights.copied(net) if self._leads else {}
@@ -189,9 +191,9 @@ class CheckpointWriter:
     """
 
     def __init__(self, folder: Path, store: Store, net: Any, keep: int, warn: Callable[[str], None],
-                 mirror: Optional[CheckpointMirror], frozen: Collection[str] = ()) -> None:
+                 mirror: Optional[CheckpointMirror]) -> None:
         self._folder, self._store, self._net, self._keep, self._warn = folder, store, net, keep, warn
-        self._mirror, self._frozen = mirror, frozen
+        self._mirror = mirror
         self._unfinished: Optional[UnfinishedCheckpoint] = None
         self.whole = 0
         """The last checkpoint that can be resumed, or the one that the run goes on from; 0: none."""
@@ -199,8 +201,8 @@ class CheckpointWriter:
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Copy the state of this iteration. Its files are written while the training goes on, and count later."""
         self.finish()
-        self._unfinished = UnfinishedCheckpoint(self._folder, self._store, self._net, facts, self._keep, self._frozen,
-                                                self._mirror, self.whole)
+        self._unfinished = UnfinishedCheckpoint(self._folder, self._store, self._net, facts, self._keep, self._mirror,
+                                                self.whole)
 
     def advance(self, iteration: int) -> None:
         """After each iteration: fetch some more, or make the checkpoint count if it is time."""

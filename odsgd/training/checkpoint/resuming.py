@@ -5,7 +5,7 @@ import contextlib
 import json
 import socket
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -42,7 +42,6 @@ def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
 
 
 def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],
-           frozen: Collection[str] = (),
            second: Optional[CheckpointMirror] = None) -> Tuple[Dict[str, Any], List[str]]:
     """Go on from the newest complete checkpoint that every worker finds whole; its manifest, and what to warn of.
 
@@ -74,7 +73,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
             if others:
                 restore_shared(folder, store, net, manifest)
             else:
-                restore(folder, store, net, frozen)
+                restore(folder, store, net)
             if store.rank == 0:
                 report("resumed", iteration=manifest["iteration"])
             return manifest, [f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
@@ -118,7 +117,7 @@ def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int, others
         manifests.verify(folder, name, manifest)
 
 
-def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) -> None:
+def restore(folder: Path, store: Store, net: Any) -> None:
     """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step.
 
     The files are whole (`verify_mine`).
@@ -126,11 +125,14 @@ def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) 
     mine = read_arrays(folder / manifests.worker_file(store.rank))
     servers = read_arrays(folder / manifests.SERVERS) if store.rank == 0 else None
     for name, parameter in net.collect_params().items():
+        trained = f"global/{name}" if parameter.grad_req == "null" else f"local/{name}"  # global: it is frozen now
         for device, array in enumerate(parameter.list_data()):
-            saved = mine[0][f"frozen/{name}" if name in frozen else f"aux/{device}/{name}"
-                            if parameter.grad_req == "null" else f"local/{name}"]
+            keys = (f"aux/{device}/{name}", f"aux/0/{name}", f"frozen/{name}", trained)
+            key = next((key for key in keys if key in mine[0]), None)
+            if key is None:
+                raise ConfigError(f"checkpoint {folder.name} has nothing of {name}; begin with another folder")
             # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
-            mx.nd.array(saved, dtype=array.dtype).copyto(array)
+            mx.nd.array(mine[0][key], dtype=array.dtype).copyto(array)
     store.load_state(worker=mine, server=servers)
 
 

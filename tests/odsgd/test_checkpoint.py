@@ -1,0 +1,54 @@
+"""Checkpoints of a script of one's own."""
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.engine._mxnet import mx
+from kvstore.transports.in_process import Stage
+from odsgd import checkpoint
+
+nn = mx.gluon.nn
+Values = Dict[str, np.ndarray]
+
+
+def values(net: Any, device: int) -> Values:
+    return {name: parameter.list_data()[device].asnumpy() for name, parameter in net.collect_params().items()}
+
+
+def train(folder: Path, trained: str, devices: int = 1, freeze: bool = False) -> Tuple[int, Values, Values]:
+    """Two steps of a Trainer of some parameters; the iteration it begins at, the values then and afterwards."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(3, in_units=4), nn.BatchNorm(in_channels=3), nn.Dense(2, in_units=3))
+    net.initialize(mx.init.Xavier(), ctx=[mx.cpu(number) for number in range(devices)])
+    if freeze:
+        net[0].collect_params().setattr("grad_req", "null")
+    store = kvstore.create("ssgd", Stage(1).worker(0))
+    trainer = mx.gluon.Trainer(net.collect_params(trained), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    keeper = checkpoint.keep(store, net, folder, every=2)
+    begun, before = keeper.iteration, values(net, devices - 1)
+    for _ in range(2):
+        with mx.autograd.record():
+            losses = [net(mx.nd.arange(8, ctx=mx.cpu(number)).reshape(2, 4)).square().sum()
+                      for number in range(devices)]
+        mx.autograd.backward(losses)
+        trainer.step(2)
+        keeper.step()
+    keeper.close()
+    return begun, before, values(net, 0)
+
+
+@pytest.mark.parametrize("trained, again", [
+    (".*dense1", {}), (".*(weight|bias|gamma|beta)", {}), (".*", dict(devices=2)), (".*", dict(freeze=True)),
+], ids=["one layer", "no statistics", "more devices later", "a layer frozen later"])
+def test_whatever_part_of_a_network_is_trained_all_of_it_comes_back(tmp_path: Path, trained: str,
+                                                                    again: Dict[str, Any]) -> None:
+    _, begun_at, saved = train(tmp_path, trained)
+    iteration, before, after = train(tmp_path, trained, **again)
+    assert iteration == 2 and checkpoint.latest(tmp_path) == 4
+    assert all(np.array_equal(before[name], saved[name]) for name in saved)
+    assert not np.array_equal(after["net_dense1_weight"], saved["net_dense1_weight"])
+    assert np.array_equal(begun_at["net_dense0_weight"], saved["net_dense0_weight"]) == (trained == ".*dense1")
