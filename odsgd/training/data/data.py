@@ -50,7 +50,7 @@ def _arrays(config: TrainConfig) -> datasets.Arrays:
     if config.dataset == "synthetic":
         return datasets.synthetic(config.input_shape, config.classes, config.num_examples or 1)
     if config.dataset == "digits":
-        whole = datasets.digits()
+        whole = datasets.digits(shuffled=bool(config.num_examples or config.holdout))
     else:
         whole = (datasets.mnist if config.dataset == "mnist" else datasets.cifar10)(str(config.data_dir))
     return _part(whole, config.num_examples, config.holdout or 0)

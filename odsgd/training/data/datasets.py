@@ -48,10 +48,11 @@ class Arrays:
     std: Tuple[float, ...]
 
 
-def digits() -> Arrays:
+def digits(shuffled: bool = False) -> Arrays:
     """scikit-learn's 1797 handwritten digits, 8x8: 1437 to train, 360 to test, each class in proportion.
 
-    The split is fixed: after one shuffle, examples are sorted by class, and every fifth is a test example.
+    The split is fixed: after one shuffle, examples are sorted by class, and every fifth is a test example. `shuffled`:
+    training examples are not sorted by class, so that a few of them have all classes.
     """
     # Its file is read here, since importing scikit-learn takes longer than the rest of a worker's start.
     package = importlib.util.find_spec("sklearn")
@@ -61,9 +62,11 @@ def digits() -> Arrays:
     with gzip.open(Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         rows = np.loadtxt(file, delimiter=",")  # 64 pixels and the class
     images, labels = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1].astype(np.float32)
-    shuffled = np.random.RandomState(0).permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    order = np.random.RandomState(0).permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
     test, train = by_class[::DIGITS_TEST], np.delete(by_class, np.s_[::DIGITS_TEST])
+    if shuffled:
+        train = np.random.RandomState(0).permutation(train)
     return Arrays(Examples(images[train], labels[train]), Examples(images[test], labels[test]), (4.884,), (6.017,))
 
 

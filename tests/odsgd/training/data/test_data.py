@@ -198,9 +198,10 @@ def test_a_part_of_the_examples_can_be_taken_and_the_last_ones_kept_for_a_test()
         arrays = in_memory(TrainConfig(dataset="digits", **options))
         assert arrays is not None
         return arrays
-    whole, part, held = digits(), digits(num_examples=100), digits(num_examples=1000, holdout=200)
-    assert np.array_equal(part.train.images, whole.train.images[:100]) and len(part.train.labels) == 100
-    assert np.array_equal(part.test.images, whole.test.images) and len(held.train.labels) == 1000
-    assert np.array_equal(held.test.images, whole.train.images[-200:]) and len(digits(holdout=37).train.labels) == 1400
+    whole, part, held = digits(num_examples=1437), digits(num_examples=200), digits(num_examples=1000, holdout=144)
+    assert np.array_equal(part.train.images, whole.train.images[:200]) and len(part.train.labels) == 200
+    assert np.array_equal(part.test.images, digits().test.images) and len(held.train.labels) == 1000
+    assert np.array_equal(held.test.images, whole.train.images[-144:]) and len(digits(holdout=37).train.labels) == 1400
+    assert set(part.train.labels) == set(held.test.labels) == set(range(10))
     with pytest.raises(ConfigError, match="num_examples is 1300 and holdout 200, and there are 1437 training examples"):
         digits(num_examples=1300, holdout=200)
