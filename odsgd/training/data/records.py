@@ -37,7 +37,7 @@ class RecordData:
         folder = datasets.folder_of(str(config.data_dir), "imagenet")
         self.train_files, self.test_files = (_files(folder, part) for part in ("train", "val"))
         self.num_examples = records = count_records(*self.train_files)
-        count_records(*self.test_files)
+        self._test_batch_size = min(config.worker_batch_size, count_records(*self.test_files))
         smallest = records - (num_workers - 1) * -(-records // num_workers)
         self.batches_per_epoch = max(0, smallest) // config.worker_batch_size
         if not self.batches_per_epoch:
@@ -49,7 +49,8 @@ class RecordData:
         seed = (self.config.seed * 1_000_003 + epoch) % (2 ** 31)
         options: Dict[str, Any] = {"shuffle": True, "seed": seed, "seed_aug": seed, "part_index": self.worker_rank,
                                    "num_parts": self.num_workers}
-        batches = self._iterator(self.train_files, **options, **(AUGMENT if self.config.augment else {}))
+        batches = self._iterator(self.train_files, self.config.worker_batch_size, **options,
+                                 **(AUGMENT if self.config.augment else {}))
         for index in range(self.batches_per_epoch):
             batch = batches.next()
             if index >= start:
@@ -58,14 +59,14 @@ class RecordData:
                 pulse.substep = index + 1  # or this would be taken for standing still
 
     def test(self) -> Iterator[Batch]:
-        return (self._place(batch) for batch in self._iterator(self.test_files))
+        return (self._place(batch) for batch in self._iterator(self.test_files, self._test_batch_size))
 
-    def _iterator(self, files: Tuple[Path, Path], **options: Any) -> Any:
+    def _iterator(self, files: Tuple[Path, Path], batch_size: int, **options: Any) -> Any:
         shape = self.config.input_shape
         if "random_resized_crop" not in options:
             options["resize"] = round(min(shape[1:]) * 256 / 224)
         return mx.io.ImageRecordIter(path_imgrec=str(files[0]), path_imgidx=str(files[1]), data_shape=shape,
-                                     batch_size=self.config.worker_batch_size, verbose=False,
+                                     batch_size=batch_size, verbose=False,
                                      preprocess_threads=self.config.data_threads, **NORMALISE, **options)
 
     def _place(self, batch: Any) -> Batch:

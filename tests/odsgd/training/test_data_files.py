@@ -167,6 +167,10 @@ def test_the_test_records_are_whole_and_in_order_on_several_devices(record_folde
     assert labels(imagenet(record_folder, num_cpus=2, batch_size=2).test()) == [[0, 1, 2, 3], [4, 5, 6]]
 
 
+def test_there_may_be_fewer_test_records_than_a_batch_has(record_folder: Path) -> None:
+    assert labels(imagenet(record_folder, batch_size=32).test()) == [list(range(7))]
+
+
 def test_too_few_records_for_everyone_is_an_error(record_folder: Path) -> None:
     with pytest.raises(ConfigError, match="41 training images are not enough for one batch of 4 on each of 12 workers"):
         imagenet(record_folder, 0, 12)
