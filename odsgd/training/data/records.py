@@ -54,12 +54,13 @@ class RecordData:
         for index in range(self.batches_per_epoch):
             batch = batches.next()
             if index >= start:
-                yield self._place(batch)
+                yield self._place(batch, self.train_files[0])
             else:
                 pulse.substep = index + 1  # or this would be taken for standing still
 
     def test(self) -> Iterator[Batch]:
-        return (self._place(batch) for batch in self._iterator(self.test_files, self._test_batch_size))
+        batches = self._iterator(self.test_files, self._test_batch_size)
+        return (self._place(batch, self.test_files[0]) for batch in batches)
 
     def _iterator(self, files: Tuple[Path, Path], batch_size: int, **options: Any) -> Any:
         shape = self.config.input_shape
@@ -69,8 +70,12 @@ class RecordData:
                                      batch_size=batch_size, verbose=False,
                                      preprocess_threads=self.config.data_threads, **NORMALISE, **options)
 
-    def _place(self, batch: Any) -> Batch:
+    def _place(self, batch: Any, rec: Path) -> Batch:
         count = batch.data[0].shape[0] - (batch.pad or 0)
+        classes, found = self.config.classes, batch.label[0][:count].asnumpy()
+        wrong = found[~((found >= 0) & (found < classes))]
+        if wrong.size:
+            raise ConfigError(f"`{rec}`: expected labels 0 to {classes - 1}, got {wrong[0]:g} (num_classes)")
         contexts = self.contexts[:count]
         images, labels = (mx.gluon.utils.split_and_load(array[:count], contexts, even_split=False)
                           for array in (batch.data[0], batch.label[0]))

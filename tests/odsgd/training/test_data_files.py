@@ -171,6 +171,13 @@ def test_there_may_be_fewer_test_records_than_a_batch_has(record_folder: Path) -
     assert labels(imagenet(record_folder, batch_size=32).test()) == [list(range(7))]
 
 
+def test_a_label_that_is_no_class_is_an_error(record_folder: Path) -> None:
+    for part, classes in (("train", 20), ("val", 6)):
+        data = imagenet(record_folder, num_classes=classes)
+        with pytest.raises(ConfigError, match=rf"{part}.rec`: expected labels 0 to {classes - 1}, got [0-9]+ "):
+            list(data.train(0) if part == "train" else data.test())
+
+
 def test_too_few_records_for_everyone_is_an_error(record_folder: Path) -> None:
     with pytest.raises(ConfigError, match="41 training images are not enough for one batch of 4 on each of 12 workers"):
         imagenet(record_folder, 0, 12)
