@@ -40,6 +40,7 @@ DESCRIPTION = """\
 Train a network with one of the methods of odsgd. Several workers:
   odsgd launch -n WORKERS -s SERVERS odsgd train [options]
 One process alone: `--kvstore local`. Flags take - or _ between words."""
+SET_BY_THE_RUN = ("learning_rate", "lr_scheduler", "rescale_grad", "param_idx2name", "sym")
 FIRST = ("dataset", "model", "kvstore", "lr", "epochs", "out")
 
 
@@ -64,6 +65,7 @@ class TrainConfig(TrainOptions):
             self._set(field.name, convert(field, values.pop(field.name, default), field.name))
         self._resolve_data()
         self._resolve_method({key: value for key, value in values.items() if value is not None})
+        self._check_optimizer_params()
         self._check_model_and_devices()
         self._check_schedule()
         self._check_dtype()
@@ -276,6 +278,15 @@ class TrainConfig(TrainOptions):
     def _no_meaning(key: str, takers: Sequence[str], asked: str) -> ConfigError:
         hint = " without optimizer_local, which is ssgd" if MXNETS.get(asked) == "ssgd" else ""
         return ConfigError(f"{key} has no meaning with kvstore `{asked}`{hint}; it goes with {' or '.join(takers)}")
+
+    def _check_optimizer_params(self) -> None:
+        for key, value in self.optimizer_params.items():
+            if key in SET_BY_THE_RUN:
+                raise ConfigError(f"optimizer_params: the run sets {key} itself; leave it out, and give the learning "
+                                  "rate as lr")
+            if isinstance(value, str) and key != "warmup_strategy":  # lbsgd's
+                raise ConfigError(f"optimizer_params: {shown(key)}: expected a number, true or false, got "
+                                  f"`{shown(value)}`")
 
     def _check_model_and_devices(self) -> None:
         if self.thumbnail and not (self.model in GLUON_MODELS and self.model.startswith(("resnet", "mobilenet"))):
