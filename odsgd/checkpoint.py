@@ -2,6 +2,7 @@
 
     store = kvstore.create("odsgd")
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    net(batch)                                                    # so that all parameters have their shapes
     keeper = checkpoint.keep(store, net, "runs/mine", every=100)  # goes on from the newest one there, if there is any
     for iteration in range(keeper.iteration, iterations):
         ...                                                       # the batch of this iteration is the script's affair
@@ -37,14 +38,21 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none as
     new.
 
-    All parameters of `net` are initialized. If `folder` holds a checkpoint it is gone on from: `net`, the store and the
-    optimizer's state are as they were after that iteration. Until `close` no other job has it: that one is refused.
+    All parameters of `net` have shapes and values, and are dense. If `folder` holds a checkpoint it is gone on from:
+    `net`, the store and the optimizer's state are as they were after that iteration. Until `close` no other job has it:
+    that one is refused.
     """
     if every < 1 or kept < 1:
         raise ConfigError(f"every {every}, kept {kept}: expected whole numbers of at least 1")
     if store.options.uneven == "join":
         raise ConfigError('checkpoint.keep of a store with uneven="join": its workers do not come to a checkpoint in '
                           "the same iteration; give all as many batches, and leave uneven out")
+    for name, parameter in net.collect_params().items():
+        if parameter._stype != "default":
+            raise ConfigError(f"checkpoint.keep: {name} is {parameter._stype}, and only dense weights can be kept")
+        if parameter._data is None:
+            raise ConfigError(f"checkpoint.keep: {name} has no shape or value yet; initialize the network and run one "
+                              "batch through it first")
     with contextlib.ExitStack() as stack:
         stack.enter_context(disk.held(Path(folder), store.rank))
         return CheckpointKeeper(store, net, Path(folder), every, kept, mirror_at(to), stack)

@@ -7,6 +7,7 @@ import pytest
 
 import kvstore
 from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
 from kvstore.transports.in_process import Stage
 from odsgd import checkpoint
 
@@ -52,3 +53,15 @@ def test_whatever_part_of_a_network_is_trained_all_of_it_comes_back(tmp_path: Pa
     assert all(np.array_equal(before[name], saved[name]) for name in saved)
     assert not np.array_equal(after["net_dense1_weight"], saved["net_dense1_weight"])
     assert np.array_equal(begun_at["net_dense0_weight"], saved["net_dense0_weight"]) == (trained == ".*dense1")
+
+
+@pytest.mark.parametrize("kind, said", [
+    (dict(shape=(2, 0), allow_deferred_init=True), "has no shape or value yet; initialize the network and run"),
+    (dict(shape=(2, 3), stype="row_sparse"), "is row_sparse, and only dense weights can be kept"),
+])
+def test_a_network_that_could_not_be_brought_back_is_refused_at_once(tmp_path: Path, kind: Any, said: str) -> None:
+    net = mx.gluon.Block(prefix="net_")
+    net.params.get("weight", **kind)
+    net.initialize()
+    with pytest.raises(ConfigError, match=f"checkpoint.keep: net_weight {said}"):
+        checkpoint.keep(kvstore.create("local"), net, tmp_path, every=1)
