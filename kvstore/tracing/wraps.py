@@ -1,7 +1,7 @@
 """Calls of the data path, wrapped so that each leaves a bar on the timeline. Made only where a `Recorder` is on."""
 import functools
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, Tuple
 
 from kvstore.engine.engine import NDArray
 from kvstore.job.aside import guarded
@@ -54,11 +54,11 @@ def update(on: Recorder, queued: QueuedOptimizer, bucket: Bucket, lane: str) -> 
 
 def lane(on: Recorder, one: Any) -> None:
     """Bars of the way between devices and flat arrays."""
-    def gathered(flat: NDArray, grads: Sequence[Sequence[NDArray]], *_: Any) -> None:
-        on.span("gather", one.bucket, [array for device in grads for array in device], [flat])
+    def gathered(flat: NDArray, grads: Sequence[Sequence[Tuple[Any, NDArray]]], *_: Any) -> None:
+        on.span("gather", one.bucket, [array for layer in grads for _, array in layer], [flat])
 
-    def scattered(_: None, flat: NDArray, weights: Sequence[Sequence[NDArray]]) -> None:
-        on.span("scatter", one.bucket, [flat], [array for device in weights for array in device])
+    def scattered(_: None, flat: NDArray, weights: Sequence[Sequence[Tuple[Any, NDArray]]]) -> None:
+        on.span("scatter", one.bucket, [flat], [array for layer in weights for _, array in layer])
 
     _wrap(one, "gather", gathered)
     _wrap(one, "scatter", scattered)

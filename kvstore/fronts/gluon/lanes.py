@@ -6,15 +6,18 @@ slower on a CPU. It also understands arrays that oneDNN keeps in a layout of its
 scramble.
 """
 import functools
-from typing import Any, Callable, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from kvstore.engine import engine, on_mxnet
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
 
 FLATS = 8  # flat arrays of a bucket whose copies from or to a device are prepared
+
+Layer = List[Tuple[Segment, NDArray]]
+"""A bucket's part of an array of each key, as flat views; one device's, as a rule."""
 
 
 def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
@@ -23,7 +26,7 @@ def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
 
 
 def _convert(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
-    """The same to or from half precision, which `amp_multicast` does not know on a CPU."""
+    """The same to or from half precision, which `amp_multicast` does not know on a CPU, or another device."""
     def one_by_one() -> None:
         for source, target in zip(sources, targets):
             source.copyto(target)
@@ -40,7 +43,8 @@ class Keyed:
 
     def dense(self, grads: Sequence[NDArray]) -> List[NDArray]:
         """Row-sparse gradients, with all rows: always in the same arrays."""
-        self._dense = self._dense or [mx.nd.zeros(grad.shape, grad.context, grad.dtype) for grad in grads]
+        if [whole.context for whole in self._dense] != [grad.context for grad in grads]:
+            self._dense = [mx.nd.zeros(grad.shape, grad.context, grad.dtype) for grad in grads]
         for grad, whole in zip(grads, self._dense):
             grad.tostype("default").copyto(whole)
         return self._dense
@@ -50,18 +54,14 @@ class Lane:
     """The way of one bucket between the caller's arrays and the flat ones.
 
     A device other than the flat arrays' CPU context has a flat array of its own, so that one transfer crosses between
-    them. Call `forget` when the caller's arrays are others than in the last iteration.
+    them. Call `forget` when the caller's arrays are others than in the last iteration; they may lie anywhere.
     """
 
     def __init__(self, bucket: Bucket, keyed: Sequence[Keyed]) -> None:
         self.bucket, self.keyed = bucket, keyed
-        self.devices = [array.context for array in keyed[0].weights]
-        self._make = _copy if bucket.first.dtype == WIRE_DTYPE else _convert
-        with_gpus = any(device.device_type == "gpu" for device in self.devices)
+        with_gpus = any(array.context.device_type == "gpu" for array in keyed[0].weights)
         self.context = mx.cpu_pinned() if with_gpus else mx.cpu()  # of flat arrays; page-locked if GPUs copy
-        self._on_device = {device: mx.nd.zeros(bucket.size, ctx=device) for device in self.devices
-                           if device != self.context}
-        self._staged = [mx.nd.zeros(bucket.size, ctx=self.context) for _ in self.devices[1:]]
+        self._on_device: Dict[Any, NDArray] = {}
         self.forget()
 
     @functools.cached_property
@@ -70,27 +70,24 @@ class Lane:
         return mx.nd.zeros(self.bucket.size, ctx=self.context)
 
     def forget(self) -> None:
-        self._weights: Optional[List[List[NDArray]]] = None
-        self._grads: Optional[List[List[NDArray]]] = None
-        self._gathering = [engine.CachedById(lambda flat, grads: self._make(grads, self._parts(flat)), FLATS)
-                           for _ in self.devices]
-        self._scattering = [engine.CachedById(lambda flat, weights: self._make(self._parts(flat), weights), FLATS)
-                            for _ in self.devices]
+        self._weights: Optional[List[Layer]] = None
+        self._grads: Optional[List[Layer]] = None
 
     def keys(self) -> Set[Any]:
         return {one.parameter.key for one in self.keyed}
 
     def weights(self) -> NDArray:
         """A flat array of what the first device's parameters hold now."""
-        parts = self._views([one.weights for one in self.keyed])[0]
-        flat = mx.nd.zeros(self.bucket.size, ctx=parts[0].context)
-        self._make(parts, self._parts(flat))()
-        return flat.as_in_context(self.context)
+        flat = mx.nd.zeros(self.bucket.size, ctx=self.context)
+        self._gatherer(flat, self._layers([one.weights for one in self.keyed])[0])()
+        return flat
 
     def take(self, scale: float, room: Optional[NDArray] = None) -> NDArray:
         """The gradients that were handed in, in `room` if there is one."""
         if self._grads is None:
-            self._grads = self._views([one.grads for one in self.keyed])
+            self._grads = self._layers([one.grads for one in self.keyed])
+            self._gathering = [engine.CachedById(self._gatherer, FLATS) for _ in self._grads]
+            self._staged = [mx.nd.zeros(self.bucket.size, ctx=self.context) for _ in self._grads[1:]]
         return self.gather(self._grads, scale, self.grad if room is None else room)
 
     def nothing(self, room: Optional[NDArray] = None) -> NDArray:
@@ -101,42 +98,73 @@ class Lane:
 
     def show(self, flat: NDArray) -> None:
         if self._weights is None:
-            self._weights = self._views([one.weights for one in self.keyed])
+            self._weights = self._layers([one.weights for one in self.keyed])
+            self._scattering = [engine.CachedById(self._scatterer, FLATS) for _ in self._weights]
         self.scatter(flat, self._weights)
 
-    def gather(self, grads: List[List[NDArray]], scale: float, out: NDArray) -> NDArray:
+    def gather(self, grads: List[Layer], scale: float, out: NDArray) -> NDArray:
         """The sum over devices, times `scale`, in `out`, which the caller keeps alive."""
-        for number, (device, target) in enumerate(zip(self.devices, [out, *self._staged])):
-            flat = self._on_device.get(device, target)
-            self._gathering[number].of(flat, grads[number])()
-            if flat is not target:
-                flat.copyto(target)
+        for gathering, layer, target in zip(self._gathering, grads, [out, *self._staged]):
+            gathering.of(target, layer)()
         if self._staged or scale != 1:
             self._sum_up(scale, out)
         return out
 
     def _sum_up(self, scale: float, out: NDArray) -> None:
+        others = self._staged  # it may hold newer arrays when this runs
+
         def add() -> None:
             total = engine.view(out)
             with np.errstate(all="ignore"):  # a run may diverge
-                for staged in self._staged:
+                for staged in others:
                     total += engine.view(staged)
                 if scale != 1:
                     total *= np.float32(scale)
 
-        engine.push(add, self._staged, [out])
+        engine.push(add, others, [out])
 
-    def scatter(self, flat: NDArray, weights: List[List[NDArray]]) -> None:
-        for number, device in enumerate(self.devices):
-            source = self._on_device.get(device, flat)
-            if source is not flat:
-                flat.copyto(source)
-            self._scattering[number].of(source, weights[number])()
+    def scatter(self, flat: NDArray, weights: List[Layer]) -> None:
+        for scattering, layer in zip(self._scattering, weights):
+            scattering.of(flat, layer)()
 
-    def _parts(self, flat: NDArray) -> List[NDArray]:
-        return [flat[segment.offset:segment.end] for segment in self.bucket.segments]
+    def _gatherer(self, flat: NDArray, layer: Layer) -> Callable[[], None]:
+        # What a layer lacks stays as it is.
+        near = self._near(flat, layer) if len(layer) == len(self.bucket.segments) else flat
+        copy = self._copier([array for _, array in layer], self._parts(near, layer))
 
-    def _views(self, arrays: Sequence[List[NDArray]]) -> List[List[NDArray]]:
-        """Per device, the bucket's part of each array, as flat views."""
-        return [[one[device].reshape(-1)[segment.start:segment.stop]
-                 for one, segment in zip(arrays, self.bucket.segments)] for device in range(len(self.devices))]
+        def gather() -> None:
+            copy()
+            near.copyto(flat)
+        return copy if near is flat else gather
+
+    def _scatterer(self, flat: NDArray, layer: Layer) -> Callable[[], None]:
+        near = self._near(flat, layer)
+        copy = self._copier(self._parts(near, layer), [array for _, array in layer])
+
+        def scatter() -> None:
+            flat.copyto(near)
+            copy()
+        return copy if near is flat else scatter
+
+    def _near(self, flat: NDArray, layer: Layer) -> NDArray:
+        """A flat array on the device of these arrays, or `flat` where they lie on several."""
+        device, *others = {array.context for _, array in layer}
+        if others or device == self.context:
+            return flat
+        if device not in self._on_device:
+            self._on_device[device] = mx.nd.zeros(self.bucket.size, ctx=device)
+        return self._on_device[device]
+
+    def _copier(self, sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
+        at_once = self.bucket.first.dtype == WIRE_DTYPE and len({array.context for array in (*sources, *targets)}) == 1
+        return (_copy if at_once else _convert)(sources, targets)
+
+    @staticmethod
+    def _parts(flat: NDArray, layer: Layer) -> List[NDArray]:
+        return [flat[segment.offset:segment.end] for segment, _ in layer]
+
+    def _layers(self, arrays: Sequence[List[NDArray]]) -> List[Layer]:
+        """Of the first array of each key, of the second array of each that has one, and so on."""
+        return [[(segment, one[number].reshape(-1)[segment.start:segment.stop])
+                 for one, segment in zip(arrays, self.bucket.segments) if number < len(one)]
+                for number in range(max(map(len, arrays)))]

@@ -47,8 +47,6 @@ class LegacyStore(Store):
             if self.session.optimizer is None:
                 self._aggregate(known, grads)
                 continue
-            if [array.context for array in known.weights] != [array.context for array in grads] and not self.lanes:
-                known.weights = [known.weights[0].copyto(array.context) for array in grads]
             self.pushpull(one, grads, out=known.weights)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:

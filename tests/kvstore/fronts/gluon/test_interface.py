@@ -5,7 +5,7 @@ the workers up; these take the mean.
 """
 import io
 from functools import partial
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import pytest
@@ -105,17 +105,65 @@ def test_pushpull_and_broadcast_of_lists() -> None:
     on_workers(check)
 
 
-def test_several_devices_add_up_and_all_get_the_weights() -> None:
+def one_by_one(store: LegacyStore, grads: Dict[Any, Any], outs: Dict[Any, Any]) -> None:
+    for key in grads:
+        store.push(key, grads[key])
+    for key in outs:
+        store.pull(key, out=outs[key])
+
+
+def in_lists(store: LegacyStore, grads: Dict[Any, Any], outs: Dict[Any, Any]) -> None:
+    store.push(list(grads), list(grads.values()))
+    store.pull(list(outs), out=list(outs.values()))
+
+
+def at_once(store: LegacyStore, grads: Dict[Any, Any], outs: Dict[Any, Any]) -> None:
+    for key in grads:
+        store.pushpull(key, grads[key], out=outs[key])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("call", [one_by_one, in_lists, at_once])
+def test_several_devices_add_up_and_all_get_the_weights(call: Callable[..., None], dtype: str) -> None:
+    """Whatever devices the initial weights lie on, of each key and in each round; MXNet's stores do the same."""
+    def everywhere(value: float, devices: List[int]) -> Dict[Any, Any]:
+        return {key: [mx.nd.full(shape, value, mx.cpu(device), dtype) for device in devices if key != "4" or device]
+                for key, shape in SHAPES.items()}
+
     def check(store: LegacyStore) -> None:
-        devices = [mx.cpu(0), mx.cpu(1)]
-        store.init("3", mx.nd.ones((2, 3)))
-        for round_ in range(1, ROUNDS):
-            store.push("3", [mx.nd.full((2, 3), store.rank + 1, ctx=device) for device in devices])
-            outs = [mx.nd.zeros((2, 3), ctx=device) for device in devices]
-            store.pull("3", out=outs)
-            assert all(is_everywhere(out, 1 + 2 * round_ * MEAN) for out in outs)
+        for key, shape in SHAPES.items():
+            store.init(key, mx.nd.zeros(shape, dtype=dtype))
+        expected = dict.fromkeys(SHAPES, 0.0)
+        for devices in ([0, 1], [0, 1], [1], [0, 1, 2], [2, 1, 1]):  # the weights of 4 are never on the first
+            outs = everywhere(7, devices[::-1])
+            call(store, everywhere(store.rank + 1, devices), outs)
+            for key, arrays in outs.items():
+                expected[key] += MEAN * len(arrays)
+                assert all(is_everywhere(array, expected[key]) for array in arrays), (key, devices)
 
     on_workers(check)
+
+
+def test_a_trainer_with_row_sparse_and_other_weights_on_two_devices_walks_mxnets_path() -> None:
+    def train(store: Any) -> List[Any]:
+        devices = [mx.cpu(0), mx.cpu(1)]
+        sparse = mx.gluon.Parameter("w", shape=(6, 2), stype="row_sparse", grad_stype="row_sparse", init="ones")
+        dense = mx.gluon.Parameter("b", shape=(2,), init="ones")
+        for parameter in (sparse, dense):
+            parameter.initialize(ctx=devices)
+        trainer = mx.gluon.Trainer([dense, sparse], "sgd", {"learning_rate": 0.1}, kvstore=store)
+        for _ in range(3):
+            with mx.autograd.record():
+                ids = [mx.nd.array([number, number + 1], ctx=device) for number, device in enumerate(devices)]
+                losses = [mx.nd.Embedding(its, sparse.row_sparse_data(its), 6, 2, sparse_grad=True) * dense.data(device)
+                          for its, device in zip(ids, devices)]
+            mx.autograd.backward(losses)
+            trainer.step(4)
+        return [array.asnumpy() for array in (sparse.row_sparse_data(mx.nd.arange(6)), *dense.list_data())]
+
+    kvstore.register()
+    for ours, mxnets in zip(train(kvstore.create("ssgd", Stage(1).worker(0))), train("local")):
+        np.testing.assert_allclose(ours, mxnets, rtol=1e-6)
 
 
 def test_barrier_rank_and_dead_nodes() -> None:
