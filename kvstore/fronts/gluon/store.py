@@ -384,9 +384,10 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
 
 def _put(arrays: Sequence[NDArray], values: Sequence[Any]) -> None:
-    for array, value in zip(arrays, values):
-        # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
-        (value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=array.dtype)).copyto(array)
+    with mx.autograd.pause():  # a Trainer with row-sparse weights shares them where a forward pass first reads them
+        for array, value in zip(arrays, values):
+            # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
+            (value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=array.dtype)).copyto(array)
 
 
 def each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:

@@ -144,14 +144,16 @@ def test_several_devices_add_up_and_all_get_the_weights(call: Callable[..., None
     on_workers(check)
 
 
-def test_a_trainer_with_row_sparse_and_other_weights_on_two_devices_walks_mxnets_path() -> None:
+@pytest.mark.parametrize("sparse_first", [True, False])
+def test_a_trainer_with_row_sparse_and_other_weights_on_two_devices_walks_mxnets_path(sparse_first: bool) -> None:
     def train(store: Any) -> List[Any]:
         devices = [mx.cpu(0), mx.cpu(1)]
         sparse = mx.gluon.Parameter("w", shape=(6, 2), stype="row_sparse", grad_stype="row_sparse", init="ones")
         dense = mx.gluon.Parameter("b", shape=(2,), init="ones")
         for parameter in (sparse, dense):
             parameter.initialize(ctx=devices)
-        trainer = mx.gluon.Trainer([dense, sparse], "sgd", {"learning_rate": 0.1}, kvstore=store)
+        trainer = mx.gluon.Trainer([sparse, dense] if sparse_first else [dense, sparse], "sgd", {"learning_rate": 0.1},
+                                   kvstore=store)
         for _ in range(3):
             with mx.autograd.record():
                 ids = [mx.nd.array([number, number + 1], ctx=device) for number, device in enumerate(devices)]
