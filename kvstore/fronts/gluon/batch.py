@@ -32,11 +32,14 @@ def counting(backward: Callable[..., None]) -> Callable[..., None]:
 
 
 def telling(init_optimizer: Callable[..., None]) -> Callable[..., None]:
-    """``Module.init_optimizer``, which tells its batch."""
+    """``Module.init_optimizer``, which tells its batch, and a store of ours which parameters are fixed."""
     @functools.wraps(init_optimizer)
     def init_telling(module: Any, *arguments: Any, **options: Any) -> None:
         init_optimizer(module, *arguments, **options)
-        _seen(module._exec_group.batch_size)
+        group, store = module._exec_group, module._kvstore
+        _seen(group.batch_size)
+        if type(store).__module__.startswith("kvstore."):
+            store._leave_alone(name for name, grads in zip(group.param_names, group.grad_arrays) if grads[0] is None)
 
     return init_telling
 

@@ -44,6 +44,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._keyed: Dict[Any, Keyed] = {}
         self._lanes_of: Dict[Any, List[Lane]] = {}
         self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
+        self._fixed: Set[Any] = set()  # keys that a Module leaves alone
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._factor = 1.0  # of all gradients
         self._scaler: Any = None  # of the loss, MXNet's
@@ -147,6 +148,10 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def allreduce(self, array: Any) -> np.ndarray:
         """The sum over workers, in single precision. Collective; waits."""
         return self._sum(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
+
+    def _leave_alone(self, keys: Iterable[Any]) -> None:
+        """These never have gradients, though no trainer says so. Before the first step."""
+        self._fixed.update(keys)
 
     def begin(self) -> None:
         if self.lanes:
@@ -283,7 +288,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def _trainable(self) -> List[Parameter]:
         named = self._named()
         return [known.parameter for key, known in self._keyed.items()
-                if key not in named or named[key].grad_req != "null"]
+                if key not in self._fixed and (key not in named or named[key].grad_req != "null")]
 
     # -- every step --------------------------------------------------------------------------------------------
 

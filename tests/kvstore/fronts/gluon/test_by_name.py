@@ -5,7 +5,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List
 
 import pytest
 
@@ -136,6 +136,20 @@ def module_step(store: Any, divisor: int) -> None:
     batches = mx.io.NDArrayIter(mx.nd.ones((6, 1)), mx.nd.ones((6, 1)), 3, label_name="out_label")
     mx.mod.Module(net, label_names=["out_label"]).fit(
         batches, kvstore=store, num_epoch=1, optimizer_params={"learning_rate": 0.1, "rescale_grad": 1 / divisor})
+
+
+def test_a_module_with_fixed_parameters_walks_mxnets_path() -> None:
+    def train(store: Any) -> Dict[str, float]:
+        layer = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="first")
+        net = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(layer, num_hidden=1, name="last"), name="out")
+        module = mx.mod.Module(net, label_names=["out_label"], fixed_param_names=["first_weight", "first_bias"])
+        batches = mx.io.NDArrayIter(mx.nd.array([[1], [2], [3], [4]]), mx.nd.ones((4, 1)), 2, label_name="out_label")
+        module.fit(batches, kvstore=store, num_epoch=2, initializer=mx.init.Constant(0.5))
+        return {name: float(array.asnumpy().sum()) for name, array in module.get_params()[0].items()}
+
+    ours = train(kvstore.create("ssgd", Stage(1).worker(0)))
+    assert ours == pytest.approx(train("local"), rel=1e-6)
+    assert (ours["first_weight"], ours["first_bias"]) == (0.5, 0) and ours["last_bias"] and ours["last_weight"] != 0.5
 
 
 @pytest.mark.parametrize("step", [gluon_step, module_step, scaled_step], ids=["gluon", "module", "scaled"])
