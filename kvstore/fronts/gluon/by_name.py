@@ -32,7 +32,7 @@ def install(mx: Any, create: Create) -> None:
     setattr(mx.kvstore, TAUGHT, True)
     ours = functools.partial(_ours, mx, create)
     mx.kvstore.create = _creating(mx.kvstore.create, ours)  # mx.kv is the same module
-    mx.model._create_kvstore = mx.module.module._create_kvstore = _preparing(mx.model._create_kvstore, ours)
+    mx.model._create_kvstore = mx.module.module._create_kvstore = _preparing(mx, mx.model._create_kvstore, ours)
     mx.gluon.Trainer.__init__ = _making(mx, mx.gluon.Trainer.__init__, ours)
     mx.gluon.trainer._create_sparse_kvstore = _keeping(mx.gluon.trainer._create_sparse_kvstore)
     mx.nd.NDArray.backward = batch.counting(mx.nd.NDArray.backward)
@@ -89,6 +89,11 @@ def _is_ours(mx: Any, store: Any) -> bool:
         and (not _is_mxnets(store) or bool(environment.stand_in()))
 
 
+def _becomes_ours(mx: Any, store: Any) -> bool:
+    """Whether this is one of our stores, or a name that makes one."""
+    return _is_ours(mx, store) or type(store).__module__.startswith("kvstore.")
+
+
 def _is_mxnets(store: str) -> bool:
     return set(store.lower().split("_")) <= _WORDS
 
@@ -116,13 +121,15 @@ def _creating(mxnets: Create, ours: Create) -> Create:
     return create
 
 
-def _preparing(mxnets: Callable[..., Any], ours: Create) -> Callable[..., Any]:
+def _preparing(mx: Any, mxnets: Callable[..., Any], ours: Create) -> Callable[..., Any]:
     """``mx.model._create_kvstore``, which makes Module's store, with our names.
 
     Where the store's type says so, Module divides its gradients by the number of workers.
     """
     @functools.wraps(mxnets)
     def create_kvstore(kvstore: Any, *arguments: Any) -> Any:
+        if _becomes_ours(mx, kvstore):
+            _check_updates("Module", None)
         store, updates = mxnets(ours(kvstore), *arguments)
         name = getattr(store, "stands_for", None) or ""
         if "dist" in name and "_sync" in name:
@@ -138,8 +145,8 @@ def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., N
     def __init__(trainer: Any, *arguments: Any, **options: Any) -> None:
         init(trainer, *arguments, **options)
         asked = trainer._kvstore_params
-        if _is_ours(mx, asked["kvstore"]) or type(asked["kvstore"]).__module__.startswith("kvstore."):
-            _check_updates(asked["update_on_kvstore"])
+        if _becomes_ours(mx, asked["kvstore"]):
+            _check_updates("Trainer", asked["update_on_kvstore"])
             asked["update_on_kvstore"] = True  # row-sparse gradients would otherwise leave it to the name of the store
             asked["kvstore"] = ours(asked["kvstore"])
             _admit(mx, type(asked["kvstore"]))
@@ -177,10 +184,10 @@ def _saving(save: Callable[..., Any], names: Callable[..., Iterable[str]]) -> Ca
     return save_parameters
 
 
-def _check_updates(asked: Any) -> None:
-    """ConfigError where the Trainer would update the weights itself."""
+def _check_updates(who: str, asked: Any) -> None:
+    """ConfigError where a Trainer or a Module would update the weights itself."""
     unset = asked is None
     if (os.environ.get("MXNET_UPDATE_ON_KVSTORE") == "0") if unset else not asked:
         where = "MXNET_UPDATE_ON_KVSTORE=0 in the environment" if unset else "update_on_kvstore=False"
-        raise ConfigError(f"the Trainer is made with {where}, and these stores update the weights themselves; leave it "
+        raise ConfigError(f"the {who} is made with {where}, and these stores update the weights themselves; leave it "
                           "out (docs/how-to/mxnet-kvstore.md)")

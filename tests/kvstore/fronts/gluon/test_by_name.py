@@ -37,7 +37,7 @@ def trainer(**options: Any) -> Any:
     return gluon.Trainer(net.collect_params(), "sgd", **options)
 
 
-def fit(store: str) -> None:
+def fit(store: Any) -> None:
     batches = mx.io.NDArrayIter(mx.nd.ones((4, 1)), mx.nd.ones((4, 1)), 2, label_name="out_label")
     net = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1), name="out")
     mx.mod.Module(net, label_names=["out_label"]).fit(batches, kvstore=store, num_epoch=1)
@@ -99,7 +99,7 @@ def test_a_trainer_has_the_store_that_it_named(monkeypatch: pytest.MonkeyPatch) 
     assert made == ["odsgd", "ssgd"]  # taught twice, asked once
 
 
-def test_a_trainer_that_would_update_the_weights_itself_is_refused_when_it_is_made(
+def test_a_trainer_or_a_module_that_would_update_the_weights_itself_is_refused_when_it_is_made(
         monkeypatch: pytest.MonkeyPatch) -> None:
     for store in ("odsgd", kvstore.create("local")):
         with pytest.raises(ConfigError, match="made with update_on_kvstore=False, and these stores update the weights"):
@@ -107,8 +107,11 @@ def test_a_trainer_that_would_update_the_weights_itself_is_refused_when_it_is_ma
     trainer(kvstore="device", update_on_kvstore=False)
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     trainer(kvstore=kvstore.create("local"), update_on_kvstore=True)  # which MXNet ranks above the variable
-    with pytest.raises(ConfigError, match="MXNET_UPDATE_ON_KVSTORE=0 in the environment"):
-        trainer(kvstore=kvstore.create("local"))
+    fit("device")
+    for way, store in ((lambda store: trainer(kvstore=store), kvstore.create("local")),
+                       (fit, kvstore.create("ssgd", Stage(1).worker(0))), (fit, "odsgd")):
+        with pytest.raises(ConfigError, match="made with MXNET_UPDATE_ON_KVSTORE=0 in the environment"):
+            way(store)
 
 
 def gluon_step(store: Any, divisor: int, scaled: bool = False) -> None:
