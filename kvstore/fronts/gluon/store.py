@@ -357,9 +357,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if lanes is None:
             raise ConfigError(f"pushpull of {key}, which has no gradient (grad_req `null`)")
         if key in self._handed:
-            raise ProtocolError(f"parameter {known.parameter.name} was handed in twice in iteration {self.iteration}, "
-                                f"while {len(self._lanes_of) - len(self._handed)} others are still missing; every "
-                                "parameter takes part in every step")
+            raise self._twice(known.parameter.name)
         self._handed.add(key)
         if grads[0].stype != "default":
             grads = known.dense(grads)
@@ -367,6 +365,16 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             known.grads, known.weights = list(grads), list(weights)
             for lane in lanes:
                 lane.forget()
+
+    def _twice(self, name: str) -> Exception:
+        missing = self._lanes_of.keys() - self._handed
+        frozen = [one.name for key, one in self._named().items() if key in missing and one.grad_req == "null"]
+        if frozen:
+            return ConfigError(f"iteration {self.iteration + 1} has not taken place: {frozen[0]} had a gradient in the "
+                               "first step and has none now (grad_req `null`); after you freeze parameters, make a new "
+                               "store and a new trainer")
+        return ProtocolError(f"parameter {name} was handed in twice in iteration {self.iteration}, while "
+                             f"{len(missing)} others are still missing; every parameter takes part in every step")
 
     @property
     def under_way(self) -> bool:

@@ -485,6 +485,33 @@ def test_what_a_trainer_may_not_do_after_the_first_step_is_one_line() -> None:
         step()
 
 
+def test_a_layer_that_is_frozen_after_the_first_step_asks_for_a_new_store() -> None:
+    net = gluon.nn.Sequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(1, in_units=1), gluon.nn.Dense(1, in_units=1))
+    net.initialize(mx.init.One())
+
+    def trainer() -> Any:
+        return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvstore.create("local"))
+
+    def step(by: Any) -> List[float]:
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        by.step(1)
+        return [layer.weight.data().asscalar() for layer in net]
+
+    first = trainer()
+    before = step(first)
+    net[0].collect_params().setattr("grad_req", "null")
+    assert step(first) == before
+    with pytest.raises(ConfigError, match=r"iteration 2 has not taken place: net_dense0_bias had a gradient in the "
+                                          r"first step and has none now .* make a new store and a new trainer"):
+        step(first)
+    after = step(trainer())
+    assert after[0] == before[0] and after[1] < before[1]
+
+
 def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told() -> None:
     def trainer(**options: Any) -> Any:
         net = gluon.nn.Dense(1, in_units=1)
