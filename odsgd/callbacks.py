@@ -86,7 +86,7 @@ def do_checkpoint(module: Any, prefix: str, period: int = 1) -> Callable[..., No
         if (epoch + 1) % period:
             return
         with global_weights(module) as (arguments, statistics):
-            if _store(module._kvstore).rank == 0:
+            if _of_module(module).rank == 0:
                 _make_folder(prefix)
                 mx.model.save_checkpoint(prefix, epoch + 1, symbol, arguments, statistics)
     return save
@@ -98,13 +98,18 @@ def global_weights(module: Any) -> Iterator[Tuple[Dict[str, Any], Dict[str, Any]
 
     Gives what ``module.get_params()`` does, with the mean of the statistics over the workers.
     """
-    store = _store(module._kvstore)
+    store = _of_module(module)
     with store.global_weights():
         module._params_dirty = True  # else it gives what it has read earlier
         arguments, statistics = module.get_params()
         yield arguments, {name: mx.nd.array(store.session.mean(array.asnumpy()))
                           for name, array in sorted(statistics.items())}
     module._params_dirty = True
+
+
+def _of_module(module: Any) -> Store:
+    """Its store; a BucketingModule leaves that to its modules, which share one."""
+    return _store(getattr(module, "_curr_module", module)._kvstore)
 
 
 def _store(kvstore: Any) -> Store:

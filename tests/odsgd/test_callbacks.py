@@ -52,18 +52,37 @@ def test_an_estimators_handler_saves_and_evaluates_the_global_weights(tmp_path: 
     assert len(seen) == 2 * EPOCHS and all(np.array_equal(weights, shared) for weights in seen[-2:])
 
 
-def with_statistics() -> Any:
+def symbol() -> Any:
     normalised = mx.sym.BatchNorm(mx.sym.Variable("data"), name="norm")
-    symbol = mx.sym.FullyConnected(normalised, num_hidden=3, name="last")
-    return mx.mod.Module(mx.sym.SoftmaxOutput(symbol, name="softmax"))
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(normalised, num_hidden=3, name="last"), name="softmax")
 
 
-def test_a_modules_callback_saves_the_global_weights_and_the_mean_of_the_statistics(tmp_path: Path) -> None:
+def with_statistics() -> Any:
+    return mx.mod.Module(symbol())
+
+
+def in_buckets() -> Any:
+    return mx.mod.BucketingModule(lambda _: (symbol(), ("data",), ("softmax_label",)), default_bucket_key=4)
+
+
+class Buckets(mx.io.NDArrayIter):
+    """Every other batch is of another bucket."""
+
+    def next(self) -> Any:
+        batch = super().next()
+        batch.bucket_key = self.cursor % 8
+        batch.provide_data, batch.provide_label = self.provide_data, self.provide_label
+        return batch
+
+
+@pytest.mark.parametrize("make", [with_statistics, in_buckets])
+def test_a_modules_callback_saves_the_global_weights_and_the_mean_of_the_statistics(
+        make: Callable[[], Any], tmp_path: Path) -> None:
     def train(transport: InProcess) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-        module = with_statistics()
+        module = make()
         store = kvstore.create("odsgd", transport=transport, warmup=0)
         images, labels = data(transport.worker_rank)
-        module.fit(mx.io.NDArrayIter(images, labels, batch_size=4), num_epoch=EPOCHS, kvstore=store,
+        module.fit(Buckets(images, labels, batch_size=4), num_epoch=EPOCHS, kvstore=store,
                    initializer=mx.init.Constant(0.1), optimizer_params={"learning_rate": 0.1},
                    epoch_end_callback=callbacks.do_checkpoint(module, str(tmp_path / "net"), period=2))
         own, statistics = module.get_params()
