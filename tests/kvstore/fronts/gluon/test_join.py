@@ -59,6 +59,7 @@ def test_a_worker_may_have_no_data_at_all() -> None:
         if store.rank == 0:
             store.pushpull("w", w, w)
         store.join()
+        store.close()
         return float(w.asscalar())
 
     assert Stage(2).run(work) == [0.5, 0.5]
