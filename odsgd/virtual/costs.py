@@ -48,7 +48,10 @@ def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str, slower: floa
         return 0, 0, 0
     links = [cluster.link(host) for host in (range(p) if cluster.hosts else range(1))]
     block = -(-bucket.size // p)
-    transfer = max(link.message + codec(codec_name).nbytes(block) / link.goodput for link in links)
+    nbytes = codec(codec_name).nbytes(block)
+    transfer = max(link.message + nbytes / link.goodput for link in links)
+    if cluster.racks and p > cluster.racks.hosts:  # in the order of the ranks one hop leaves each rack, and one enters
+        transfer = max(transfer, nbytes / cluster.racks.goodput)
     coded = 2 * cluster.codecs.get(codec_name, 0.0) + cluster.worker.gather
     host = slower * (cluster.worker.message + coded * WIRE_DTYPE.itemsize * block / 1e6)
     hops, latency = 2 * (p - 1), slower * max(link.latency for link in links)

@@ -168,6 +168,12 @@ def test_a_ring_sends_every_part_of_a_bucket_on_to_all() -> None:
     assert half == pytest.approx(0.75, rel=1e-3)
 
 
+@pytest.mark.parametrize("hosts, expected", [(2, 12), (4, 1.5)])
+def test_a_ring_through_several_racks_is_no_faster_than_their_uplinks(hosts: int, expected: float) -> None:
+    racks = {"hosts": hosts, "goodput": "1mbit"}
+    assert per_iteration("dsync", workers=4, compute={"iteration": 0}, racks=racks) == pytest.approx(expected, rel=1e-3)
+
+
 def test_workers_that_own_parts_send_as_a_ring_does_and_update_a_part_each() -> None:
     """3 s of passes, 1.5 s of the ring, and U of a quarter of a megabyte."""
     worker = {"message": 0, "gather": 0, "step": "2.0s", "scatter": 0}
