@@ -65,7 +65,8 @@ class Links:
     A way is a list of numbers: out of the worker's host, perhaps out of its rack and into the server's, into the
     server's host; and back.
 
-    busy : how long, by link and by what passes it: of bucket b a push (b), an answer (b + B), or a header (b + 2 B)
+    busy : how long, by link and by what passes it: of bucket b a push (b), an answer (b + B), a header (b + 2 B), or
+        whole floats (b + 3 B)
     slower : a factor on the latency, most of which processors take to wake up
     """
 
@@ -81,7 +82,8 @@ class Links:
         there, back, header = codec(traffic.codec), codec(traffic.codec_weights), WIRE_DTYPE.itemsize * HEADER
         pushes = [there.nbytes(bucket.size) + header for bucket in buckets]
         answers = [back.nbytes(bucket.size) + header for bucket in buckets]
-        passes = [*pushes, *answers, *[header] * len(buckets)]
+        passes = [*pushes, *answers, *[header] * len(buckets),
+                  *[WIRE_DTYPE.itemsize * bucket.size + header for bucket in buckets]]
         busy = {kind: [ns(kind[1] + n / kind[0]) for n in passes] for kind in set(kinds)}
         self.busy = [busy[kind] for kind in kinds]
         self.free = [0] * len(kinds)  # when each link is

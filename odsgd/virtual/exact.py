@@ -127,8 +127,9 @@ class Simulation:
         self.programs = Programs(method, options, cluster.workers, buckets, self._ring, window)
         self.costs = Costs(cluster, method, self.buckets, traffic.codec, transport, slower)
         self.links = Links(cluster, self.buckets, traffic, slower)
-        B, self._rounds = len(self.buckets), traffic.quorum > 0
-        self._sizes = {"exchange": (0, 2 * B if self._rounds else B), "fetch": (2 * B if self._rounds else 0, B)}
+        B, rounds, own = len(self.buckets), traffic.quorum > 0, traffic.own_connections
+        self.sizes = {"exchange": (0, 2 * B if rounds else B),  # what passes links there and back, of the first bucket
+                      "fetch": (2 * B if own else 0, B if rounds or not own else 3 * B)}
         self.passes = PassTimes(cluster, self.buckets, parameters)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
@@ -142,11 +143,6 @@ class Simulation:
         self._now = 0
         self._until: float = 0  # events that may be carried out are earlier
         self._pauses = False    # when a question has reached an asynchronous server's rule
-
-    def passing(self, busy: Sequence[int], b: int, back: bool) -> float:
-        """How long a link is busy with a question of a bucket, or its answer, in the mean over its kinds."""
-        B = len(self.buckets)
-        return (busy[b + B * back] + busy[b + 2 * B]) / 2 if self._rounds else busy[b + B * back]
 
     def _lanes(self, m: int) -> List[LaneTimes]:
         return [LaneTimes(b, *self.links.way(m, bucket.server_rank)) for b, bucket in enumerate(self.buckets)]
@@ -308,7 +304,7 @@ class Simulation:
               what: str) -> None:
         """A worker's message can leave at `time`. `update`: of a sum, whether U follows."""
         leaves = self._message(worker, time)
-        lane.sent, lane.back = (lane.b + more for more in self._sizes.get(what, (0, 0)))
+        lane.sent, lane.back = (lane.b + more for more in self.sizes.get(what, (0, 0)))
         if update is not None:
             self._part(leaves, worker.rank, lane.b, number, update)
         elif lane.way:

@@ -279,7 +279,8 @@ class _Feeders:
 
     def _no_faster(self, before: int, link: int, bs: Sequence[int]) -> bool:
         slow, fast = self._links.busy[link], self._links.busy[before]
-        return slow is fast or all(slow[b] >= fast[b] for b in bs)
+        headers = 2 * len(self._ranks)
+        return slow is fast or all(slow[n] >= fast[n] for b in bs for n in (b, b + headers))
 
     def answers_in_order(self, rank: int) -> bool:
         """Whether nothing but a server's answers leaves by its link, no answer stays on its host, and none is at the

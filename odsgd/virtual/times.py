@@ -206,7 +206,7 @@ def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
                  + costs.on_workers[b] * sum(op.update for op in programs[b]) for b, count in enumerate(counts))
     messages = 2 * costs.message * (sum(asked) + sum(sums))
     busy = {"worker's processor": max(arrays, messages), "server's thread": max(server),
-            "ring": sum(costs.ring[b][0] * count for b, count in enumerate(sums)), **_links(job, asked)}
+            "ring": sum(costs.ring[b][0] * count for b, count in enumerate(sums)), **_links(job, counts)}
     if job.cluster.cores:
         on_the_ring = sum(costs.hops[b] * count for b, count in enumerate(sums))
         passes = len(iterations) * ns(job.cluster.compute.processor)
@@ -216,20 +216,20 @@ def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
     return {"passes": job.passes.mean(job.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
 
 
-def _links(job: Simulation, asked: Sequence[int]) -> Dict[str, int]:
-    """How long the busiest link of each kind is at work. `asked`: how often each worker asks each bucket's server."""
+def _links(job: Simulation, counts: Sequence[Dict[str, int]]) -> Dict[str, int]:
+    """How long the busiest link of each kind is at work. `counts`: of each bucket, what a worker does how often."""
     links = job.links
     of_server: Dict[int, List[int]] = collections.defaultdict(list)
     for b, bucket in enumerate(job.buckets):
         of_server[bucket.server_rank].append(b)
     work = [0] * len(links.free)
     for server_rank, bs in of_server.items():
-        times = {id(busy): [sum(job.passing(busy, b, back) * asked[b] for b in bs) for back in (False, True)]
-                 for busy in links.busy}
+        times = {id(busy): [sum(busy[b + more[back]] * counts[b][what] for b in bs for what, more in job.sizes.items())
+                            for back in (False, True)] for busy in links.busy}
         for m in range(job.num_workers):
             way, there = links.way(m, server_rank)
             for at, link in enumerate(way):
-                work[link] += round(times[id(links.busy[link])][at >= there])
+                work[link] += times[id(links.busy[link])][at >= there]
     serving = {job.cluster.host_of_server(server_rank) for server_rank in of_server}
     busiest: Dict[str, int] = {}
     for link, time in enumerate(work):

@@ -17,6 +17,7 @@ STORES: List[Tuple[str, Dict[str, Any]]] = [
     ("ssgd", {}), ("odsgd", {"warmup": 0}), ("odsgd", {"warmup": 2}), ("delayed", {}), ("dsync", {}), ("pipesgd", {}),
     ("pipesgd", {"K": 3}), ("sasgd", {"T": 2}), ("asgd", {}), ("dcasgd_a", {}), ("softsync", {}), ("easgd", {"T": 3}),
     ("downpour", {"push_every": 2, "fetch_every": 3}), ("eamsgd", {"T": 1}), ("acco", {}),
+    ("downpour", {"push_every": 2, "fetch_every": 3, "codec": "quantize", "codec_weights": "truncate"}),
     ("diloco", {"H": 3}), ("diloco", {"H": 3, "delay": 2}), ("eager", {"H": 2}), ("async_diloco", {"H": 2}),
     ("async_diloco", {"H": 4, "dylu": [0.5, 1.0, 0.25, 0.75, 0.5]}),
     ("sparseloco", {"H": 2}), ("decoupled", {"H": 3})]

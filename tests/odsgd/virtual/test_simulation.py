@@ -193,6 +193,14 @@ def test_a_codec_on_servers_shortens_both_ways_and_takes_its_time_four_times_and
     assert found == pytest.approx(3 + 0.25 + 1 + 5 * 0.1, rel=1e-3)
 
 
+@pytest.mark.parametrize("back", ["none", "quantize"])
+def test_where_there_is_a_codec_a_fetch_sends_nothing_and_brings_whole_floats(back: str) -> None:
+    fetches = {"push_every": 1000, "fetch_every": 1, "codec": "quantize", "codec_weights": back}
+    found = simulated("downpour", fetches, workers=1, compute=COMPUTE_3S)
+    assert found.iteration == pytest.approx(4, rel=1e-3)
+    assert found.loads["server's link"] == pytest.approx(1, rel=2e-3)
+
+
 @pytest.mark.parametrize("store, placement, expected", [
     ("ssgd", "apart", (2 * (0.2 + 0.01 * 2) + 0.3 * 4 + 0.5 + 2 * 0.3) / 2),   # two workers' pushes and answers
     ("ssgd", "beside", (2 * (0.2 + 0.01 * 2) + 0.3 * 2 + 0.5 + 2 * 0.3) / 2),  # one of which goes nowhere
