@@ -78,7 +78,7 @@ class PassTimes:
         return began, time, grads, time + int(self._whole * factor)
 
     def away(self, m: int, t: int) -> int:
-        """For how many nanoseconds a worker that fails in iteration `t` is away; 0: it does not fail."""
+        """For how many nanoseconds a worker that fails in iteration `t`, perhaps again and again, is away; else 0."""
         return 0 if self._compute.failures is None else self._failures(t)[m]
 
     @functools.lru_cache(maxsize=256)  # noqa: B019  as long as a run
@@ -86,9 +86,12 @@ class PassTimes:
         assert self._compute.failures is not None
         every, away = self._compute.failures
         random = np.random.RandomState([self._seed, t, 1])
-        lasts = [slowness * (sum(seconds for _, seconds in self._forward) + self._whole) for slowness in self._slowness]
-        fails = random.random_sample(self._workers) < -np.expm1(-np.array(lasts) / ns(every))
-        return [ns(away * length) * bool(one) for one, length in zip(fails, random.exponential(size=self._workers))]
+        passes = sum(seconds for _, seconds in self._forward) + self._whole
+        lasts = np.array(self._slowness) * passes / (NS * every)  # times until a failure, on average
+        first = -np.log1p(-random.random_sample(self._workers))
+        lengths = random.exponential(size=self._workers)
+        again = random.poisson(np.clip(lasts - first, 0, 1e6))  # no more than can be drawn
+        return [ns(away * length) * bool(fails) for length, fails in zip(lengths + random.gamma(again), first < lasts)]
 
     @functools.lru_cache(maxsize=256)  # noqa: B019  as long as a run
     def _draws(self, t: int) -> List[Tuple[float, int]]:

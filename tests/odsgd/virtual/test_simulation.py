@@ -430,6 +430,12 @@ def test_a_worker_that_fails_is_away_as_long_and_as_often_as_it_is_said() -> Non
     assert simulated("asgd", workers=1, compute=fails).loads["passes"] == pytest.approx(3)
 
 
+@pytest.mark.parametrize("iteration, failures, away", [("10s", "1s:1s", 10), ("100s", "1us:1us", 1)])
+def test_a_worker_may_fail_more_than_once_in_a_long_iteration(iteration: str, failures: str, away: float) -> None:
+    passes = job("asgd", workers=1, compute={"iteration": iteration, "failures": failures}).passes
+    assert sum(passes.away(0, t) for t in range(1, 401)) / 400 / NS == pytest.approx(away, rel=0.1)
+
+
 def test_measured_times_of_layers_are_taken_as_they_are() -> None:
     layers = {"layer0": ["1s", "2s"], "layer1": ["3s", "4s"]}
     assert per_iteration("ssgd", workers=1, layers=2, compute={"layers": layers}) == pytest.approx(10 + 2)
