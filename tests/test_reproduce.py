@@ -510,6 +510,7 @@ def test_a_cell_may_show_the_runs_of_another(tmp_path: Path) -> None:
             results.add(made(trial, [value]), tmp_path / trial.file)
     page = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert "## Gap a\n" in page and "| A, 1 | 60.00 ± 14.14 | 2 |" in page
+    assert "\nMade by 4 runs: 0.00 hours of" in page, "each of them counts once"
     from matplotlib.figure import Figure
     axes: Any = Figure().add_subplot()
     gap = paper.items["gap-a"]

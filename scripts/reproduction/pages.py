@@ -291,7 +291,8 @@ def _size(item: Item, drawn: Drawn) -> str:
 
 def _made_with(runs: Runs) -> List[str]:
     """Versions, machines and the time of all runs, in a line."""
-    all_results = [result for cells in runs.values() for seeds in cells.values() for result in seeds.values()]
+    all_results = [*{result.key: result for cells in runs.values() for seeds in cells.values()
+                     for result in seeds.values()}.values()]  # a cell may show those of another
     if not all_results:
         return []
     versions: Dict[str, Dict[str, None]] = collections.defaultdict(dict)
