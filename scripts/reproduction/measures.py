@@ -91,6 +91,8 @@ def _reached(accuracy: float) -> Callable[[Result], float]:
     def of(result: Result) -> float:
         points = list(zip(result.column("virtual_seconds"), result.column("test_accuracy")))
         for (before_s, before), (seconds, now) in zip(points, points[1:]):
+            if before >= accuracy:
+                break
             if before < accuracy <= now:
                 return before_s + (seconds - before_s) * (accuracy - before) / (now - before)
         return math.nan
