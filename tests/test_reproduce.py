@@ -347,6 +347,8 @@ def test_measures_are_worked_out_of_rows_and_histogram(trial: Trial) -> None:
     shaking = made(trial, [0.1, 0.4, 0.1, 0.2, 0.1, 0.4])  # 10 points down, 30 up: 20 from their mean of 10
     assert measures.MEASURES["vibration"].of(shaking) == pytest.approx(20)
     assert math.isnan(measures.MEASURES["later128"].of(made(trial, [0.1])))
+    del result.config["n"]
+    assert math.isnan(measures.MEASURES["beyond"].of(result)), "above 2n"
     result.config["epochs"] = 160  # of which five are averaged, also where rows of others were left out
     assert measures.MEASURES["accuracy5"].of(result) == pytest.approx(40)
     rising = made(trial, [0.5, 0.8, 0.96])  # 0.9 after five eighths of the third epoch, the epochs being 36 s long
@@ -354,6 +356,14 @@ def test_measures_are_worked_out_of_rows_and_histogram(trial: Trial) -> None:
     for passed in ([0.91, 0.96], [0.91, 0.89, 0.92]):  # the time of an epoch alone
         assert math.isnan(measures.MEASURES["seconds90"].of(made(trial, passed)))
     assert math.isnan(measures.spread([1.0, math.nan])[1]) and math.isnan(measures.MEASURES["waiting"].of(rising))
+
+
+def test_measures_of_half_the_epochs_go_by_epochs_where_rows_were_left_out(trial: Trial) -> None:
+    """Of 160 epochs: of the second half only the last six follow each other, by 10 points up or down."""
+    whole = made(trial, [0.3] * 80 + [0.4, 0.5] * 40)
+    thin = dataclasses.replace(whole, rows=results.thinned(whole.rows))
+    assert measures.MEASURES["early_accuracy"].of(thin) == pytest.approx(30)
+    assert measures.MEASURES["vibration"].of(thin) == pytest.approx(10, rel=0.03)
 
 
 def test_the_interval_is_students() -> None:

@@ -36,8 +36,9 @@ def diverged(result: Result) -> bool:
 
 def _vibration(result: Result) -> float:
     """Between an epoch's test accuracy and the next one's, over the second half."""
-    late = result.column("test_accuracy")[len(result.rows) // 2:]
-    steps = [100 * (after - before) for before, after in zip(late, late[1:])]
+    tests = [*zip(result.column("epoch"), result.column("test_accuracy"))]
+    steps = [100 * (after - before) for (epoch, before), (later, after) in zip(tests, tests[1:])
+             if epoch > tests[-1][0] // 2 and later == epoch + 1]
     return statistics.pstdev(steps) if steps else math.nan
 
 
@@ -47,8 +48,9 @@ def _smoothed(result: Result) -> float:
 
 
 def _early(result: Result) -> float:
-    accuracies = result.column("test_accuracy")
-    return 100 * statistics.fmean(accuracies[:math.ceil(len(accuracies) / 2)])
+    epochs = result.column("epoch")
+    return 100 * statistics.fmean(accuracy for epoch, accuracy in zip(epochs, result.column("test_accuracy"))
+                                  if epoch <= math.ceil(epochs[-1] / 2))
 
 
 def _halfway(result: Result) -> float:
@@ -63,10 +65,10 @@ def _staleness(key: str) -> Callable[[Result], float]:
 
 
 def _beyond(result: Result) -> float:
-    """Of all pushes, in percent, those whose staleness is above 2n."""
-    if not result.staleness:
+    """Of all pushes, in percent, those whose staleness is above 2n; NaN of what has no n."""
+    if not result.staleness or "n" not in result.config:
         return math.nan
-    bound, histogram = 2 * result.config.get("n", math.nan), result.staleness["histogram"]
+    bound, histogram = 2 * result.config["n"], result.staleness["histogram"]
     return 100 * sum(pushes for tau, pushes in histogram.items() if int(tau) > bound) / sum(histogram.values())
 
 
