@@ -97,11 +97,7 @@ class VirtualStage(Stage):
         simulation, t = self.simulation, self._iterating[worker_rank]
         if simulation is None:
             return 0.0
-
-        def known() -> bool:
-            return simulation.done(worker_rank) >= t or (self.idle() and known())
-
-        self.wait_until(known, f"worker {worker_rank}: the time of iteration {t}")
+        self.wait_until(lambda: simulation.done(worker_rank) >= t, f"worker {worker_rank}: the time of iteration {t}")
         return simulation.ready(worker_rank) / NS
 
     # -- the order that the times decide ---------------------------------------------------------------------

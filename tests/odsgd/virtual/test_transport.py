@@ -100,6 +100,24 @@ def test_a_bucket_that_waits_is_looked_at_after_answers_to_its_own_worker_only(m
     assert looks < 20 * len(order)  # 10; after every answer to any worker, it is 56
 
 
+def test_the_time_is_known_however_many_answers_come_before() -> None:
+    """Eight workers push 150 layers each, and read no answer."""
+    stage = VirtualStage(of({"workers": 8}))
+
+    def work(transport: Any) -> float:
+        made = kvstore.create("downpour", transport, bucket_nbytes=4, push_every=1, fetch_every=1000)
+        made.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+        w = mx.nd.ones(1)
+        for key in range(150):
+            made.broadcast(key, w, w)
+        made.begin()
+        for key in range(150):
+            made.pushpull(key, w, out=w)
+        return float(transport.seconds())
+
+    assert stage.run(work) == pytest.approx([0.1] * 8, rel=0.1)
+
+
 def test_a_fast_worker_pushes_more_often_than_a_slow_one() -> None:
     _, order, _ = trained("asgd", compute={"iteration": "500ms", "speeds": {2: 4.0}})
     first = order[:len(order) // 3]
