@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from kvstore import methods
+from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Keys, Parameter, by_layer, in_fragments
 from kvstore.methods import fit
 from kvstore.methods.common import Options
@@ -125,6 +126,8 @@ def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int 
         nonlocal running
         over[m].append(simulation.ready(m) / NS)
         running -= len(over[m]) == iterations + 1
+        if len(over[m]) > iterations:
+            _rate(over[m][-1 - iterations:], iterations)  # so that nobody goes on and on while time stands still
         if running and not simulation.synchronous:
             simulation.begin(m, len(over[m]) + 1)
             simulation.rest(m)
@@ -158,8 +161,11 @@ def _uncollected() -> Iterator[None]:
 
 
 def _rate(over: Sequence[float], period: int) -> float:
-    """Iterations per second, by when iterations were over, of a multiple of `period`."""
+    """Iterations per second, by when iterations were over, of a multiple of `period`; ConfigError: they take none."""
     count = (len(over) - 1) // period * period
+    if over[count] == over[0]:
+        raise ConfigError("nothing that a worker does takes any time on this cluster; take a `compute.iteration` above "
+                          "0")
     return count / (over[count] - over[0])
 
 

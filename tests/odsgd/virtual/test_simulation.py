@@ -367,6 +367,13 @@ def test_a_simulation_of_something_that_there_is_not_says_so() -> None:
         simulated("odgsd")
 
 
+@pytest.mark.parametrize("store, workers", [("ssgd", 1), ("asgd", 1), ("asgd", 2)])
+def test_what_takes_no_time_has_no_pace(store: str, workers: int) -> None:
+    """Of two asynchronous workers the one beside the server would go on for ever before the other's first answer."""
+    with pytest.raises(ConfigError, match="nothing that a worker does takes any time"):
+        simulated(store, workers=workers, placement="beside", compute={"iteration": 0})
+
+
 def test_a_pause_does_not_change_what_follows() -> None:
     """All times after a meeting are those of a job that begins there."""
     settings: Dict[str, Any] = {"workers": 3, "compute": {"iteration": "1s", "draws": "lognormal:0.3"}}
