@@ -59,6 +59,10 @@ class Programs:
     def of(self, t: int, worker_rank: int = 0) -> Program:
         return self._by_rank[worker_rank].of(t)
 
+    def alike(self) -> List[List[int]]:
+        """The workers of each kind, by rank."""
+        return [[m for m, own in enumerate(self._by_rank) if own is kind] for kind in self._kinds.values()]
+
     def arrays(self) -> int:
         """How many arrays as long as its bucket a worker of the method keeps; answers in flight are not its own."""
         worker = self._by_rank[0].workers[0]

@@ -199,43 +199,53 @@ def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged:
 
 def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
     """Seconds per iteration, the mean over these iterations, of a job that has not begun."""
-    job.programs.of(1)
-    programs = [[op for t in iterations for op in job.programs.of(t)[b]] for b in range(len(job.buckets))]
-    counts = [collections.Counter(op.what for op in ops) for ops in programs]
-    asked, sums = [count["exchange"] + count["fetch"] for count in counts], [count["sum"] for count in counts]
-    costs, num_workers = job.costs, job.num_workers
+    costs, alike = job.costs, job.programs.alike()
+    each = [_counts(job, ranks[0], iterations) for ranks in alike]
+    asked = [[count["exchange"] + count["fetch"] for count in counts] for counts in each]
+    sums = [count["sum"] for count in each[0]]  # on a ring all are alike
     server = [0] * max(job.cluster.servers, 1)
-    for b, bucket in enumerate(job.buckets):
-        answers = asked[b] if job.synchronous else asked[b] * num_workers
-        server[bucket.server_rank] += asked[b] * num_workers * costs.receive[b] + answers * costs.update[b]
-    arrays = sum(len(iterations) * (costs.gather[b] + costs.scatter[b]) + costs.step[b] * count["step"]
-                 + costs.on_workers[b] * sum(op.update for op in programs[b]) for b, count in enumerate(counts))
-    messages = 2 * costs.message * (sum(asked) + sum(sums))
-    busy = {"worker's processor": max(arrays, messages), "server's thread": max(server),
-            "ring": sum(costs.ring[b][0] * count for b, count in enumerate(sums)), **_links(job, counts)}
+    for ranks, questions in zip(alike, asked):
+        for b, bucket in enumerate(job.buckets):
+            answers = questions[b] if job.synchronous else questions[b] * len(ranks)
+            server[bucket.server_rank] += questions[b] * len(ranks) * costs.receive[b] + answers * costs.update[b]
+    arrays = [sum(len(iterations) * (costs.gather[b] + costs.scatter[b]) + costs.step[b] * count["step"]
+                  + costs.on_workers[b] * count["update"] for b, count in enumerate(counts)) for counts in each]
+    messages = [2 * costs.message * (sum(questions) + sum(sums)) for questions in asked]
+    busy = {"worker's processor": max(arrays + messages), "server's thread": max(server),
+            "ring": sum(costs.ring[b][0] * count for b, count in enumerate(sums)), **_links(job, alike, each)}
     if job.cluster.cores:
-        on_the_ring = sum(costs.hops[b] * count for b, count in enumerate(sums))
-        passes = len(iterations) * ns(job.cluster.compute.processor)
-        workers = num_workers * (arrays + messages + on_the_ring + passes)
-        busy["shared cores"] = (workers + sum(server) + _sending(job, asked, sums)) // job.cluster.cores
+        others = sum(costs.hops[b] * count for b, count in enumerate(sums)) + len(iterations) * ns(
+            job.cluster.compute.processor)
+        workers = sum(len(ranks) * (own + sends + others) for ranks, own, sends in zip(alike, arrays, messages))
+        sending = sum(_sending(job, ranks, questions, sums) for ranks, questions in zip(alike, asked))
+        busy["shared cores"] = (workers + sum(server) + sending) // job.cluster.cores
     found = {what: time / len(iterations) for what, time in busy.items() if time}
     return {"passes": job.passes.mean(job.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
 
 
-def _links(job: Simulation, counts: Sequence[Dict[str, int]]) -> Dict[str, int]:
-    """How long the busiest link of each kind is at work. `counts`: of each bucket, what a worker does how often."""
+def _counts(job: Simulation, worker_rank: int, iterations: Sequence[int]) -> List[Dict[str, int]]:
+    """Of each bucket, how often a worker does what; `update`: sums that U follows."""
+    job.programs.of(1, worker_rank)
+    return [collections.Counter(what for t in iterations for op in job.programs.of(t, worker_rank)[b]
+                                for what in [op.what] + ["update"] * op.update) for b in range(len(job.buckets))]
+
+
+def _links(job: Simulation, alike: Sequence[Sequence[int]], each: Sequence[Sequence[Dict[str, int]]]) -> Dict[str, int]:
+    """How long the busiest link of each kind is at work, by what workers that are alike do how often."""
     links = job.links
     of_server: Dict[int, List[int]] = collections.defaultdict(list)
     for b, bucket in enumerate(job.buckets):
         of_server[bucket.server_rank].append(b)
     work = [0] * len(links.free)
     for server_rank, bs in of_server.items():
-        times = {id(busy): [sum(busy[b + more[back]] * counts[b][what] for b in bs for what, more in job.sizes.items())
-                            for back in (False, True)] for busy in links.busy}
-        for m in range(job.num_workers):
-            way, there = links.way(m, server_rank)
-            for at, link in enumerate(way):
-                work[link] += times[id(links.busy[link])][at >= there]
+        for ranks, counts in zip(alike, each):
+            times = {id(busy): [sum(busy[b + more[back]] * counts[b][what] for b in bs
+                                    for what, more in job.sizes.items()) for back in (False, True)]
+                     for busy in links.busy}
+            for m in ranks:
+                way, there = links.way(m, server_rank)
+                for at, link in enumerate(way):
+                    work[link] += times[id(links.busy[link])][at >= there]
     serving = {job.cluster.host_of_server(server_rank) for server_rank in of_server}
     busiest: Dict[str, int] = {}
     for link, time in enumerate(work):
@@ -245,9 +255,10 @@ def _links(job: Simulation, counts: Sequence[Dict[str, int]]) -> Dict[str, int]:
     return busiest
 
 
-def _sending(job: Simulation, asked: Sequence[int], sums: Sequence[int]) -> int:
-    """How long the processors of all hosts send and receive, by the number of questions and sums of each bucket."""
+def _sending(job: Simulation, ranks: Sequence[int], asked: Sequence[int], sums: Sequence[int]) -> int:
+    """How long all hosts' processors send and receive for these workers, by each bucket's number of questions and sums.
+    """
     hosts = [job.cluster.host_of_server(bucket.server_rank) for bucket in job.buckets]
-    away = [job.num_workers - (host < job.num_workers) for host in hosts]
+    away = [len(ranks) - (host in ranks) for host in hosts]
     return sum(2 * questions * there * sent + count * summed for questions, there, sent, count, summed
                in zip(asked, away, job.links.sent, sums, job.links.summed))

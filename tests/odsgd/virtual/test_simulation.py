@@ -341,6 +341,15 @@ def test_loads_say_which_resource_an_iteration_waits_for() -> None:
     assert simulated("ssgd", racks={"hosts": 4, "goodput": MBYTE}, **costs).loads["uplink"] == pytest.approx(4)
 
 
+def test_loads_are_of_every_worker_where_some_exchange_more_often() -> None:
+    """One worker exchanges in each iteration, three others in every eighth one, whichever it is."""
+    first, last = (simulated("async_diloco", {"H": 8, "dylu": dylu}, workers=4, compute=COMPUTE_3S, cores=2,
+                             links={"goodput": MBYTE, "processor": "100ms"}).loads
+                   for dylu in ([0.125, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.125]))
+    assert first == last == pytest.approx(
+        {"passes": 3, "server's link": 1 + 3 / 8, "worker's link": 1, "shared cores": 0.1 * (1 + 3 / 8)}, rel=1e-3)
+
+
 def test_the_passes_of_unlike_workers_are_those_of_the_slowest_or_of_them_all() -> None:
     unlike = {"workers": 2, "compute": {"iteration": "6s", "speeds": {1: 0.5}}}
     assert simulated("ssgd", **unlike).loads["passes"] == pytest.approx(12)
