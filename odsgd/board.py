@@ -26,7 +26,8 @@ from kvstore.job.pulse import pulse
 FOLDER = "runs/board"
 FLUSH_S = 5
 CLOSED_WITHIN_S = 10.0
-RANKS = ("ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+RANKS = ("ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK",
+         "SLURM_PROCID")
 """What launchers tell a worker's rank by; the first that is set counts."""
 EVENT_FILE = "TensorBoard's event file"
 

@@ -46,11 +46,14 @@ def say(text: str) -> None:
 
 
 def writable(*paths: Optional[str]) -> None:
-    """Make these files, before what they will hold is measured; ConfigError if that cannot be."""
+    """See that these files can be made, before what they will hold is measured; ConfigError if not."""
     for path in filter(None, paths):
+        new = not os.path.exists(path)
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             open(path, "a").close()
+            if new:
+                os.unlink(path)
         except OSError as error:
             raise ConfigError(f"cannot write `{path}`: {error.strerror}; name another file") from None
 

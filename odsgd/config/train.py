@@ -282,8 +282,8 @@ class TrainConfig(TrainOptions):
     def _check_optimizer_params(self) -> None:
         for key, value in self.optimizer_params.items():
             if key in SET_BY_THE_RUN:
-                raise ConfigError(f"optimizer_params: the run sets {key} itself; leave it out, and give the learning "
-                                  "rate as lr")
+                raise ConfigError(f"optimizer_params: the run sets {key} itself; leave it out"
+                                  f"{', and give lr' if key == 'learning_rate' else ''}")
             if isinstance(value, str) and key != "warmup_strategy":  # lbsgd's
                 raise ConfigError(f"optimizer_params: {shown(key)}: expected a number, true or false, got "
                                   f"`{shown(value)}`")

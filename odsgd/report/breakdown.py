@@ -72,9 +72,10 @@ def timeline_of(records: Records) -> Optional[Timeline]:
         return None
     try:
         timeline = dataclasses.replace(read_timeline(folder), name=records.name)
-    except ConfigError:
+        its_own = timeline.tracks[0].about.get("wall_s", 0.0) <= _ended_s(records)
+    except (ConfigError, TypeError, ValueError):
         return None
-    return timeline if timeline.tracks[0].about.get("wall_s", 0.0) <= _ended_s(records) else None
+    return timeline if its_own else None
 
 
 def _ended_s(records: Records) -> float:

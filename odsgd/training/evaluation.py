@@ -125,7 +125,7 @@ class Evaluator:
             self.untold = None
             return {}
         begin()
-        tested = self.evaluate()
+        tested = self.evaluate() if self._config.eval_every else {}
         self._tell(tested)
         return tested
 

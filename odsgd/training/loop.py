@@ -311,16 +311,17 @@ class Training:
     def _untold(self, manifest: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         """The record of an epoch that is over and not yet told.
 
-        One that was not over is, where too few examples are left of it for all workers of now.
+        The one under way counts as over where too few of its examples are left for all workers of now.
         """
         so_far = manifest.get("epoch_so_far")
         over = so_far and self.schedule.place(self.store.iteration)[0] >= so_far["epoch"]
         return so_far if over else manifest.get("untold")
 
     def _seconds_before(self, manifest: Dict[str, Any]) -> float:
-        """The seconds of this epoch that were before the checkpoint."""
+        """The seconds of the epoch under way that were before the checkpoint."""
         so_far = manifest.get("epoch_so_far")
-        return so_far["seconds"] if so_far and self.schedule.place(self.store.iteration)[1] else 0.0
+        under_way = so_far and self.schedule.place(self.store.iteration)[0] < so_far["epoch"]
+        return so_far["seconds"] if so_far and under_way else 0.0
 
     def _resume(self) -> Tuple[Dict[str, Any], List[str]]:
         """Take up the run that is there, if there is one to go on with. Its checkpoint's manifest, or an empty one, and

@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from kvstore.errors import ConfigError  # noqa: E402
 from odsgd.lab import cluster  # noqa: E402
 from odsgd.launch.linux import descendants, state  # noqa: E402
+from odsgd.tools import piped  # noqa: E402
 from odsgd.training.checkpoint import manifests  # noqa: E402
 
 EPOCHS, EVERY, PER_EPOCH = 40, 20, {1: 44, 2: 22, 3: 14}
@@ -450,7 +451,7 @@ def table(results: List[Dict[str, Any]]) -> str:
                  for victim, fault in order]
     by_moment = [[moment, *counted([one for one in results if one["moment"] == moment])]
                  for moment in dict.fromkeys(MOMENTS)]
-    return "\n\n".join(as_markdown([[*of, *head], *(row for row in rows if row[len(of)] != "0")])
+    return "\n\n".join(piped([[*of, *head], *(row for row in rows if row[len(of)] != "0")], right="")
                        for of, rows in ((["victim", "fault"], by_victim), (["moment"], by_moment)))
 
 
@@ -464,11 +465,6 @@ def counted(results: List[Dict[str, Any]]) -> List[str]:
             str(sum(one["left"] for one in results)), str(sum(len(one["damaged"]) for one in results)),
             str(sum(one["restarted"] for one in results)), str(sum(one["finished"] for one in results)),
             f"{sum(bits)} of {len(bits)}", str(sum(bool(one["broken"]) for one in results))]
-
-
-def as_markdown(rows: List[List[str]]) -> str:
-    """A table, whose first row is its head."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
 
 
 def results_of(log: Path) -> List[Dict[str, Any]]:

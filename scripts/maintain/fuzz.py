@@ -20,7 +20,8 @@ from typing import Any, Dict, Iterator, List
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from scripts.maintain.chaos import as_markdown, placed, results_of  # noqa: E402
+from odsgd.tools import piped  # noqa: E402
+from scripts.maintain.chaos import placed, results_of  # noqa: E402
 
 PIECE = 25000
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--timeout", "0", "-o",
@@ -67,7 +68,7 @@ def table(results: List[Dict[str, Any]]) -> str:
         words = re.sub(r"^.*::test_", "", reader).replace("_", " ")
         broken = sum(bool(one["broken"]) for one in mine)
         rows.append([words, str(examples), f"{1000 * seconds / examples:.1f}", str(broken)])
-    return as_markdown(rows)
+    return piped(rows, right="")
 
 
 def summary(results: List[Dict[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from odsgd.tools import piped
 from scripts.maintain import chaos
 
 TRANSPORTS = {"ps-lite": ("ssgd", "ps-lite"), "sockets": ("ssgd", "sockets"), "ring": ("sasgd", "")}
@@ -51,7 +52,7 @@ def table(results: List[Dict[str, Any]]) -> str:
             cells.append("did not go on" if len(waits) < len(found) else _spread(waits) if waits else "-")
         if any(cell != "-" for cell in cells):
             rows.append([f"{victim.split()[0]}: {fault}", *cells])
-    return chaos.as_markdown(rows)
+    return piped(rows, right="")
 
 
 def _spread(waits: List[float]) -> str:

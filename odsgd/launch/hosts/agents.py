@@ -24,8 +24,8 @@ TICK_S = 0.1
 PING_EVERY_S = 10.0
 STARTERS_END_WITHIN_S = 1.0
 """How long all starters of lost connections together may take to end and say why; meanwhile the loop stands still."""
-HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
-"""How long a starter may take to end after we have hung up, and a starter whose agent has never spoken."""
+HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S, ASKED_WITHIN_S = 4.0, 0.5, 0.5
+"""How long a starter may take to end after we have hung up, if its agent has never spoken, and after we have asked."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
     "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.PodListener}
 """Launchers whose agents call us."""
@@ -131,16 +131,9 @@ class Agents:
         unheard = [agent.starter for agent in self.all if not agent.greeted]
         if self._listener and not any(agent.starter is None and agent.greeted for agent in self.all):
             unheard.append(self._listener.starter)
-        closed_at = time.monotonic()
+        _end([starter for starter in self._starters if starter in unheard], UNHEARD_WITHIN_S)
+        _end(self._starters, HUNG_UP_WITHIN_S)
         for starter in self._starters:
-            deadline = closed_at + (UNHEARD_WITHIN_S if starter in unheard else HUNG_UP_WITHIN_S)
-            for end in (starter.terminate, starter.kill):  # an agent that hears the first removes its files
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    starter.wait(timeout=max(0.1, deadline - time.monotonic()))
-                    break
-                end()
-                deadline = time.monotonic() + UNHEARD_WITHIN_S
-            starter.wait()
             for pipe in (starter.stdout, starter.stderr):
                 assert pipe
                 pipe.close()
@@ -203,3 +196,17 @@ class Agents:
         """Show a line of an agent or of its starter, and keep it for the message that the agent is lost."""
         self._last_lines[label].append(text)
         self._show_line(label, text, stream)
+
+
+def _end(starters: "List[subprocess.Popen[bytes]]", within_s: float) -> None:
+    """Wait so long for these; ask those that are left to end, since an agent then removes its files; then end them."""
+    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        until = time.monotonic() + within_s
+        for starter in starters:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                starter.wait(timeout=max(0.0, until - time.monotonic()))
+        starters, within_s = [starter for starter in starters if starter.poll() is None], ASKED_WITHIN_S
+        for starter in starters:
+            end(starter)
+    for starter in starters:
+        starter.wait()

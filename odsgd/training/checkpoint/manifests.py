@@ -94,7 +94,7 @@ def _is_epoch_or_none(value: object) -> bool:
 
 REMEDY = "remove `{}` to resume from the checkpoint before it"
 MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
-    "iteration": _is_count, "left_out": _is_whole_or_none, "since": _is_whole_or_none,
+    "iteration": _is_count, "since": _is_whole_or_none, "left_out": lambda value: value is None or _is_count(value),
     "untold": _is_epoch_or_none, "epoch_so_far": _is_epoch_or_none,
     "num_workers": lambda value: _is_count(value) and value > 0,
     "config": lambda value: value is None or isinstance(value, dict),
