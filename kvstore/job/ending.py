@@ -61,8 +61,10 @@ def check_or_die(check: Optional[Callable[[Any], None]], floats: Any) -> None:
 
 
 def die_of_errors() -> None:
-    """Let an error that nobody catches end this process at once, saying why."""
+    """Let an error that nobody catches end this process at once, saying why. A second call does nothing."""
     previous = sys.excepthook
+    if getattr(previous, "dies", False):
+        return
 
     def hook(kind: Any, error: BaseException, trace: Any) -> None:
         if isinstance(sys.stderr, io.StringIO):  # of torch.distributed's hook, around this one; nobody would read it
@@ -76,23 +78,24 @@ def die_of_errors() -> None:
             die(_with_place(str(error), trace), EXIT_FAILURE)
         die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
 
+    hook.dies = True  # type: ignore[attr-defined]
     sys.excepthook = hook
 
 
-def end_well(leave: Callable[[], None], waits: bool = False) -> None:
+def end_well(leave: Callable[[], None], waits: Optional[Callable[[], bool]] = None) -> None:
     """However this process ends, it must neither wait for others for ever nor let them wait for it.
 
-    It leaves its job by `leave` if all is well, and otherwise dies, saying why. `waits`: it cannot leave before all
-    others do, so it dies of an exit status, too.
+    It leaves its job by `leave` if all is well, and otherwise dies, saying why. `waits`: whether it cannot leave before all
+    others do; then it dies of an exit status, too.
     """
     die_of_errors()
-    if waits:
+    if waits is not None:
         follow()
 
     def end() -> None:
         if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
             die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
-        if waits and exit_status():
+        if waits is not None and exit_status() and waits():
             die(f"ended with exit status {exit_status()}{_handled}", exit_status())
         leave()
 
@@ -127,8 +130,11 @@ def _noting(leave: Any) -> Any:
     @functools.wraps(leave)
     def exit(*status: Any) -> None:
         global _status, _handled
-        _status, error = status[0] if status else None, sys.exc_info()[1]
-        _handled = _handled if error is None else f", after {type(error).__name__}: {error}"
+        before, _status, error = _status, status[0] if status else None, sys.exc_info()[1]
+        if error is not None and not isinstance(error, SystemExit):
+            _handled = f", after {type(error).__name__}: {error}"
+        elif _status != before:
+            _handled = ""
         leave(*status)
 
     return exit

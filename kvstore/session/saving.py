@@ -67,7 +67,8 @@ def load_worker(session: Session, saved: Saved) -> None:
             session.local_steps[bucket.id].restore(below("optimizer_local/", flats),
                                                    of_bucket(session, bucket, meta["optimizer_local"]))
         declared.fill(session.weights_holder.codec_state(bucket), below("wire/", flats))
-    if meta["versions"] and session.method.asynchronous and isinstance(session.weights_holder, Servers):
+    if meta["versions"] and session.method.asynchronous:
+        assert isinstance(session.weights_holder, Servers)
         session.weights_holder.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
                                              for bucket in session.buckets})
 
@@ -175,7 +176,7 @@ def _facts_and_names(saved: Saved) -> Tuple[Dict[str, Any], Dict[str, List[str]]
 
 def _check_fits(optimizer: described.Optimizer, facts: Dict[str, Any], arrays: List[str]) -> None:
     """ConfigError if the state is of an optimizer of another kind, or with other arrays."""
-    if facts.get("rule", {}) is None:
+    if facts.get("rule", {}) is None and not facts["optimizer"].get("began"):
         return  # there was none yet
     its = sorted(name for name in arrays if name.startswith("optimizer/"))
     mine = [f"optimizer/{name}" for name in described.state_names(optimizer)]

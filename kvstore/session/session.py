@@ -349,7 +349,9 @@ class Session:
 
     def unsent(self) -> Tuple[int, int]:
         """Steps of this worker since its weights were sent last, and from one exchange to the next."""
-        every = self.method.intervals(self._own_options)[0] if self.method.takes == "weights" else 1
+        own = self._own_options
+        at_once = self.method.takes == "weights" and self.method.fragments(own) == 1  # else some always lack steps
+        every = self.method.intervals(own)[0] if at_once else 1
         return self.step.t % every, every
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:

@@ -70,6 +70,10 @@ class GroupTransport(Transport):
         self.worker_rank, self.num_workers = self._group.worker_rank, self._group.num_workers
         self.ranks = self._group.ranks
         """The workers', in torch.distributed."""
+        self._group.open += 1
+
+    def close(self) -> None:
+        self._group.open -= 1
 
     def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if traffic.has_codec:
@@ -229,11 +233,11 @@ class _Group:
             self._totals = self._new()
         self.ranks = dist.get_process_group_ranks(self._totals)
         self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
-        self.keys = Keys(1)
+        self.keys, self.open = Keys(1), 0  # sessions that have not closed
         self._lines: Dict[str, _Line] = {}
         environment.shorten_switch_interval()
         report("joined")
-        ending.end_well(self._leave, waits=True)
+        ending.end_well(self._leave, waits=lambda: self.open > 0)
         if group is None and environment.launched():
             check_place("the process group's rank", self.worker_rank, self.num_workers, os.environ["DMLC_NUM_WORKER"],
                         'begin the group by `init_process_group("gloo")` alone, which takes both from the job, or '

@@ -59,7 +59,7 @@ def test_a_worker_whose_gradient_is_not_a_number_stops_the_job(tmp_path: Path, n
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name, where", [("ssgd", "update 3 since it began, the sum over the workers: "),
+@pytest.mark.parametrize("name, where", [("ssgd", "update 3 since its start, the sum over the workers: "),
                                          ("asgd", "worker 1, at update ")])
 def test_a_number_that_only_the_server_finds_stops_the_job(tmp_path: Path, name: str, where: str) -> None:
     done = job(tmp_path, name, LAST)
@@ -79,7 +79,7 @@ def test_skip_leaves_the_round_out_and_says_so_and_continue_goes_on(tmp_path: Pa
                   ("ssgd", {"on_nan": "continue"}))
     assert done.returncode == 0, done.stderr
     skipped = re.findall(rf"^worker 1 \| worker 1, iteration 3: (\d+) {FOUND}, and are skipped$", done.stderr, re.M)
-    sums = re.findall(rf"^server 0 \| server 0, update 3 since it began, the sum over the workers: (\d+) {FOUND}",
+    sums = re.findall(rf"^server 0 \| server 0, update 3 since its start, the sum over the workers: (\d+) {FOUND}",
                       done.stderr, re.M)
     assert sum(map(int, skipped)) == sum(map(int, sums)) == 2 * 40 * 64, done.stderr  # in all buckets of two stores
     one, other = (re.findall(rf"^worker {rank} \| weights (\S+)", done.stdout, re.M) for rank in (0, 1))

@@ -46,7 +46,7 @@ class Trained:
         return grad
 
     def note(self, leaves: bool) -> None:
-        """The gradient has appeared; until it leaves it may not change, or if it does not leave by itself, it may."""
+        """The gradient has appeared. `leaves`: as soon as it may, so nobody may change it from now on."""
         grad = self.parameter.grad
         self._noted = (grad, grad._version) if leaves and grad is not None else None
 

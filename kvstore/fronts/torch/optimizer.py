@@ -243,7 +243,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_fixed(self, groups: List[Dict[str, Any]], where: str) -> None:
         """ConfigError if groups have other settings than the store began with, beside the rate."""
-        for was, now in zip(self._fixed, translation.fixed(groups)):
+        theirs = translation.fixed(groups)
+        if theirs == self._fixed:
+            return
+        if len(theirs) != len(self._fixed):
+            raise ConfigError(f"the optimizer had {len(self._fixed)} parameter groups when od.Optimizer was made, and "
+                              f"has {len(theirs)} {where}; make a new store and a new optimizer")
+        for was, now in zip(self._fixed, theirs):
             for name in sorted({*was, *now}):
                 if was.get(name) != now.get(name):
                     cycled = name in ("momentum", "betas")
@@ -253,9 +259,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_trained(self) -> None:
         """ConfigError if other parameters are trained than in the beginning, or the model not by this one any more."""
+        self.store._check_usable()
         if not self._hooks:
-            raise ConfigError("step of an od.Optimizer that has left its model: its store is closed, or another "
-                              "od.Optimizer has been made of the same parameters since")
+            raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
+                              "the same parameters since")
         if not (self.store.lanes or any(_those_in(self._model, "FSDPModule"))):  # which puts others in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:

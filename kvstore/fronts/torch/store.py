@@ -82,6 +82,7 @@ class TorchStore(FrontEnd):
         self._groups = 1  # of parameters, each with a learning rate
         self._steps: List[Step] = []  # of the iteration that has begun, by group
         self._counting = 1.0  # weight of a gradient in it
+        self._noting = False  # whether a gradient has appeared that the script may not change
 
     def allreduce(self, array: Any) -> torch.Tensor:
         """The sum over workers, in single precision, on the CPU. Collective; waits."""
@@ -99,6 +100,9 @@ class TorchStore(FrontEnd):
 
     def _leave_model(self) -> None:
         """From here on another store trains it, or none."""
+        for lane in self.lanes:
+            if lane.due is not None and lane.written():  # what the script has put there stays
+                lane.due = None
         self.show(self.lanes)
         if self.optimizer is not None:
             self.optimizer.leave_model()
@@ -146,8 +150,9 @@ class TorchStore(FrontEnd):
         self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
         self._groups = 1 + max(one.group for one in parameters)
         for parameter in (one.parameter for one in self._trained.values()):
-            if id(parameter) in _stores:
-                _stores[id(parameter)]._leave_model()
+            before = _stores.get(id(parameter))
+            if before is not None:
+                before._leave_model()
             _stores[id(parameter)] = self
         self._share()
 
@@ -203,12 +208,14 @@ class TorchStore(FrontEnd):
 
     def appeared(self, name: str, leaves: bool) -> None:
         """A gradient is there; `leaves`: as soon as it may."""
+        self._noting |= leaves
         self._trained[name].note(leaves)
 
     def let_change(self) -> None:
         """The script may change gradients that have not left."""
-        for one in self._trained.values():
+        for one in self._trained.values() if self._noting else ():
             one.note(False)
+        self._noting = False
 
     def begin_iteration(self, rates: Sequence[float]) -> bool:
         """At these learning rates of the groups. Returns whether any worker has a gradient."""
@@ -232,7 +239,7 @@ class TorchStore(FrontEnd):
         """All buckets have been sent: the parameters become due."""
         for one in self._trained.values():
             one.end()
-        self._steps = []
+        self._steps, self._noting = [], False
         for lane in self.lanes:
             lane.due = lane.w
 

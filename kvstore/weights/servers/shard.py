@@ -89,7 +89,7 @@ class Entry:
     def _where(self, header: Header) -> str:
         if self.pushes_summed == 1:
             return f"worker {header.worker_rank}, at update {self.rule.version + 1}"
-        return f"update {self.rule.version + 1} since it began, the sum over the workers"
+        return f"update {self.rule.version + 1} since its start, the sum over the workers"
 
     def saved(self) -> Saved:
         """What a checkpoint keeps: arrays ``optimizer/NAME``, ``rule/NAME`` and ``kept/NAME``, and facts of both.
@@ -112,12 +112,12 @@ class Entry:
     def restore(self, saved: Saved) -> None:
         """The inverse of `saved`, or of the optimizer's part alone (`saving.optimizer_alone`)."""
         arrays, facts = saved
-        if facts.get("rule", {}) is None:
+        if facts.get("rule", {}) is None and not facts["optimizer"].get("began"):
             return
         self.optimizer.start(engine.zeros(self.size, context_of(self.optimizer.optimizer)))
         self.optimizer.restore(below("optimizer/", arrays), facts["optimizer"])
         self._optimizer_began = facts["optimizer"].get("began", True)
-        if "rule" in facts:  # else it goes on, or begins anew with the first push
+        if facts.get("rule") is not None:  # else it goes on, or begins anew with the first push
             self._resumed = below("rule/", arrays), facts["rule"]
             declared.restore_facts(self.rule, facts["rule"])  # statistics may be asked for before the weights are here
             declared.fill(self.extra_arrays, below("kept/", arrays))

@@ -137,11 +137,15 @@ def states_after(workers: int, name: str, **settings: Any) -> List[Tuple[Saved, 
     return stage.run(work, stage.ring_worker if ring else stage.worker)
 
 
-def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum() -> None:
-    before = states_after(3, "ssgd", steps=3, momentum=0.5)[0]
-    after = states_after(2, "ssgd", steps=2, momentum=0.5, states=before, shared=True)[0]
+@pytest.mark.parametrize("again", [False, True])
+def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum(again: bool) -> None:
+    """`again`: they save before their first push, and go on once more."""
+    before = states_after(4, "ssgd", steps=3, momentum=0.5)[0]
+    if again:
+        before = states_after(2, "ssgd", steps=0, momentum=0.5, states=before, shared=True)[0]
+    after = states_after(2, "ssgd", steps=2, momentum=0.5, states=before, shared=not again)[0]
     update, w = paper.Sgd(0.25, momentum=0.5), np.ones(SIZE, np.float32)
-    for t, workers in enumerate([3, 3, 3, 2, 2]):
+    for t, workers in enumerate([4, 4, 4, 2, 2]):
         w = update(w, np.mean([w - m for m in range(workers)], axis=0), t, w)
     np.testing.assert_allclose(after[0][0]["global/w"], w, rtol=1e-6)
     assert (after[0][1]["iteration"], after[1][1]["w@0"]["optimizer"]["count"]) == (5, 5)
