@@ -85,8 +85,8 @@ def die_of_errors() -> None:
 def end_well(leave: Callable[[], None], waits: Optional[Callable[[], bool]] = None) -> None:
     """However this process ends, it must neither wait for others for ever nor let them wait for it.
 
-    It leaves its job by `leave` if all is well, and otherwise dies, saying why. `waits`: whether it cannot leave before all
-    others do; then it dies of an exit status, too.
+    It leaves its job by `leave` if all is well, and otherwise dies, saying why. `waits`: whether it cannot leave
+    before all others do; then it dies of an exit status, too.
     """
     die_of_errors()
     if waits is not None:

@@ -43,8 +43,8 @@ momentum of 0.9 acts as a rate that is up to ten times larger.
 Reading: fragment p is sent where (t + floor(p H / P)) mod H = 0. Streaming DiLoCo takes whole layers, here it is whole
 parameters, the largest first, each to the fragment that is smallest so far.
 A worker whose data have ended (``uneven="join"``) takes no more steps: from the next exchange on its outer gradient is
-0, since it goes on from theta alone, and the mean is over those that have taken a step since the one before. With a delay
-the steps between its last exchange and the answer are lost.
+0, since it goes on from theta alone, and the mean is over those that have taken a step since the one before. With a
+delay the steps between its last exchange and the answer are lost.
 Other workers after a restart (``-n MIN:MAX``): all begin at theta; what a worker had found since the last exchange, and
 the state of its inner optimizer, are lost. The outer momentum stays.
 """
