@@ -433,7 +433,7 @@ def test_a_store_leaves_its_model_to_the_next_one_or_to_torch_alone(closes: bool
         after = local(ours, OPTIMIZERS["decay"])
     for net, one in ((ours, after), (alone, OPTIMIZERS["decay"](alone.parameters()))):
         train(net, one, batches(1, 3))
-    with pytest.raises(StoreClosedError if closes else ConfigError, match="is closed|has left its model"):
+    with pytest.raises(StoreClosedError if closes else ConfigError, match=r"is closed|has left its model"):
         former.step()
     assert_close(ours, alone)
 
