@@ -28,6 +28,7 @@ The rules, in the order in which `tick` applies them:
    have asked for the others. Without servers, once a worker asks for the others, every worker must join, and the
    timeout begins anew. A worker that joins later has the same time; then its place is given again.
 """
+import math
 import signal
 from dataclasses import dataclass
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -94,6 +95,7 @@ class Judge:
         self.newly_joined: List[int] = []
         self.newly_hung: List[str] = []
         self.failed_at: Optional[float] = None
+        self.unheard_at = -math.inf  # when an agent was last missed that may know of an earlier failure
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
         self.server_exited_at: Optional[float] = None
@@ -305,7 +307,9 @@ class Judge:
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
         doubtful = cause.is_secondary or (cause.unreported and not self.non_workers)
         unheard = self.liveness.unheard_since(self.failed_at) if doubtful else []
-        if waited < SETTLE_S or ((exit_pending or unheard) and waited < LAST_WORDS_S):
+        self.unheard_at = now if unheard else self.unheard_at
+        old_news = now - self.unheard_at < SETTLE_S  # what an agent that is heard again says first
+        if waited < SETTLE_S or ((exit_pending or unheard or old_news) and waited < LAST_WORDS_S):
             return None
         reasons = [reason for failure in self.failures for reason in [self._why_not_continue(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]

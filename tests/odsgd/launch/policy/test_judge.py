@@ -89,6 +89,17 @@ def test_behind_a_silent_agent_that_which_another_misses_may_have_failed_first()
         assert (text in verdict_at(judge, 10.0 + LAST_WORDS_S).message) == consequence
 
 
+def test_an_agent_that_is_heard_again_may_have_more_to_say() -> None:
+    judge = running(*NAMES[2:], names=NAMES[2:])
+    judge.liveness.heard(["worker 1"], 9.0)
+    judge.exited("worker 0", 1, 10.0)
+    assert judge.tick(11.0) is None
+    judge.liveness.heard(["worker 1"], 11.1)  # a beat that ssh had kept
+    assert judge.tick(11.1) is None
+    judge.host_lost("hostB", ["worker 1"], "ssh ended with exit code 245", (), 11.2)
+    assert verdict_at(judge, 11.6).message.startswith("lost host hostB (worker 1): ssh ended")
+
+
 def test_a_lost_host_is_the_cause_of_a_crash_that_was_seen_before_it() -> None:
     judge = running(*NAMES[2:], names=NAMES[2:])
     judge.exited("worker 0", -signal.SIGSEGV, 10.0)
