@@ -88,7 +88,7 @@ def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
     asking = {str(path.relative_to(chaos.ROOT)) for package in ("kvstore", "odsgd")
               for path in (chaos.ROOT / package).rglob("*.py") if wall.search(path.read_text(encoding="utf-8"))}
     assert asking == {"odsgd/board.py", "odsgd/training/run_log.py", "odsgd/launch/supervisor.py",
-                      "odsgd/launch/view/watch.py", "kvstore/tracing/recorder.py"}
+                      "odsgd/launch/view/watch.py", "kvstore/tracing/recorder.py", "odsgd/virtual/timeline.py"}
 
 
 @pytest.mark.again
