@@ -73,8 +73,8 @@ def test_a_script_that_was_none_of_ours_trains_with_five_lines_changed_or_less(b
     words = [str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "1"] if by == "launch" else \
         ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     for _ in range(3):
-        done = subprocess.run([sys.executable, *words, "train.py"], cwd=tmp_path, env=environment(), capture_output=True,
-                              text=True, timeout=300)
+        done = subprocess.run([sys.executable, *words, "train.py"], cwd=tmp_path, env=environment(),
+                              capture_output=True, text=True, timeout=300)
         if "as it was" not in by or "terminate called without an active exception" not in done.stderr:
             break  # else PyTorch alone has aborted as it ended, which it does now and then
     assert done.returncode == 0, done.stderr
