@@ -50,6 +50,6 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             transport = reach(name, transport, given.timeout_s)
         return fit.fitting(methods.find(name), given, transport), given, transport
     except ConfigError:
-        if environment.in_job() or "TORCHELASTIC_RUN_ID" in os.environ:  # a transport would have said so
+        if environment.in_job() or environment.by_torchrun():  # a transport would have said so
             ending.die_of_errors()
         raise

@@ -31,9 +31,14 @@ def who() -> str:
     """This process, as log lines and errors call it."""
     role = os.environ.get("DMLC_ROLE", "worker")
     rank = os.environ.get(f"ODSGD_{role.upper()}_RANK")
-    if rank is None and "TORCHELASTIC_RUN_ID" in os.environ:
+    if rank is None and by_torchrun():
         rank = os.environ.get("RANK")
     return role if rank is None else f"{role} {rank}"
+
+
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def restarts() -> int:

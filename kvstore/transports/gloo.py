@@ -49,7 +49,7 @@ Pair = Tuple[int, np.ndarray, np.ndarray]
 
 def in_foreign_group() -> bool:
     """Whether this process belongs to a group of torch.distributed, and not to a job of odsgd."""
-    foreign = "TORCHELASTIC_RUN_ID" in os.environ or torch.distributed.is_initialized()
+    foreign = environment.by_torchrun() or torch.distributed.is_initialized()
     return foreign and not environment.launched() and "DMLC_ROLE" not in os.environ
 
 

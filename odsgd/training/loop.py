@@ -138,7 +138,7 @@ class Training:
         self.measured.begin_interval()
         self.run_log = RunLog(self.config, self.store.rank != 0, self.store.iteration, self.total)
         self.evaluator = Evaluator(self.config, self.store, self.data.test, self.passes.test, self.run_log,
-                                   self._take_over, self._untold(manifest))
+                                   self._take_over, self._take_up_epoch(manifest))
         resumed = self.folder / str(manifest["iteration"]) if manifest else None
         try:
             self.run_log.start(self.store.num_workers, self.schedule.batches_per_epoch,
@@ -148,7 +148,6 @@ class Training:
                          *self.passes.warnings]:
                 self.run_log.warn(line)
             self.tested = self.evaluator.tell_untold(self._begin_store)
-            self.before_s = self._seconds_before(manifest)
             while self.store.iteration < self.total:
                 self._train_epoch()
             if self.staleness is not None:
@@ -273,7 +272,7 @@ class Training:
         self.evaluator.finish()
         if self.run_log.silent:
             return
-        record = {**self.measured.record(self.measured.epoch), "seconds": self._epoch_seconds()}
+        record = self._so_far()
         if self.schedule.evaluation_due(epoch, self.store.iteration):
             self.evaluator.begin_beside(record)
         else:
@@ -305,23 +304,19 @@ class Training:
         self.measured.clock.go_on()
 
     def _so_far(self) -> Dict[str, Any]:
-        """The record of an epoch that is not over, by what this worker has done of it since it began or was resumed."""
+        """The record of the epoch, by what this worker has done of it since it began or was resumed."""
         return {**self.measured.record(self.measured.epoch), "seconds": self._epoch_seconds()}
 
-    def _untold(self, manifest: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-        """The record of an epoch that is over and not yet told.
+    def _take_up_epoch(self, manifest: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+        """Go on with the epoch that was under way; the record of one that is over and not yet told.
 
-        The one under way counts as over where too few of its examples are left for all workers of now.
+        It counts as over where too few of its examples are left for all workers of now.
         """
         so_far = manifest.get("epoch_so_far")
-        over = so_far and self.schedule.place(self.store.iteration)[0] >= so_far["epoch"]
-        return so_far if over else manifest.get("untold")
-
-    def _seconds_before(self, manifest: Dict[str, Any]) -> float:
-        """The seconds of the epoch under way that were before the checkpoint."""
-        so_far = manifest.get("epoch_so_far")
-        under_way = so_far and self.schedule.place(self.store.iteration)[0] < so_far["epoch"]
-        return so_far["seconds"] if so_far and under_way else 0.0
+        if so_far and self.schedule.place(self.store.iteration)[0] >= so_far["epoch"]:
+            return dict(so_far)
+        self.before_s = so_far["seconds"] if so_far else 0.0
+        return manifest.get("untold")
 
     def _resume(self) -> Tuple[Dict[str, Any], List[str]]:
         """Take up the run that is there, if there is one to go on with. Its checkpoint's manifest, or an empty one, and
