@@ -1,0 +1,127 @@
+"""Workers side by side (`scripts/reproduction/on_gpu.py`) against a store's job of threads; also on a GPU, if there is
+one.
+"""
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+
+from kvstore.transports.in_process import Stage
+
+torch = pytest.importorskip("torch")
+
+import odsgd.torch as od  # noqa: E402
+from odsgd.config.train import TrainConfig  # noqa: E402
+from odsgd.training.data.data import in_memory, random_bits, shift_and_mirror  # noqa: E402
+from odsgd.training.schedule import lr_at, lr_local_at  # noqa: E402
+from scripts.examples.networks import make  # noqa: E402
+from scripts.reproduction import on_gpu  # noqa: E402
+from scripts.reproduction.declarations import Cell, Item, Scale, Trial  # noqa: E402
+from scripts.reproduction.on_gpu import Images, Run  # noqa: E402
+from scripts.reproduction.run import configuration  # noqa: E402
+
+WORKERS = 3
+MLP = {"model": "mlp", "dataset": "synthetic", "image_shape": [1, 4, 4], "num_classes": 4, "num_examples": 96,
+       "batch_size": 4, "epochs": 2, "wd": 0.01, "seed": 0}
+RESNET = {**MLP, "model": "cifar_resnet20_v1", "image_shape": [3, 8, 8], "num_examples": 24}
+DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
+
+CELLS: Dict[str, Dict[str, Any]] = {
+    "ssgd": {**MLP, "kvstore": "ssgd", "lr": 0.1, "momentum": 0.9},
+    "delayed": {**MLP, "kvstore": "delayed", "lr": 0.1, "momentum": 0.9},
+    "sgd": {**MLP, "kvstore": "odsgd", "lr": 0.1, "lr_step_epochs": [1], "lr_local": 0.2, "warmup": 3},
+    "c": {**MLP, "kvstore": "odsgd", "lr": 0.1, "momentum": 0.9, "optimizer_local": "dcasgd_c", "lamda": 0.5,
+          "lr_local": 0.2, "warmup": 3},
+    "a": {**MLP, "kvstore": "odsgd", "lr": 0.1, "momentum": 0.9, "optimizer_local": "dcasgd_a", "lamda": 0.5,
+          "lr_local": 0.2, "warmup": 0},
+    "images": {**RESNET, "kvstore": "odsgd", "lr": 0.05, "momentum": 0.9, "lr_local": 0.05, "warmup": 1}}
+
+
+def made(options: Dict[str, Any], tmp_path: Path, device: str = "cpu") -> Run:
+    cluster = {"workers": WORKERS, "compute": {"iteration": "100ms"}}
+    trial = Trial(Item("od-sgd", "table-0", "", "run", cluster=cluster), Scale("small"), Cell("one", "", options), 0)
+    config = configuration(trial, tmp_path, None)
+    return Run(trial, config, Images(config, torch.device(device)))
+
+
+def by_store(config: TrainConfig, images: Images, run: Run) -> List[np.ndarray]:
+    """The global weights after a job of threads."""
+    stage, networks = Stage(WORKERS), []
+    for _ in range(WORKERS):
+        torch.manual_seed(config.seed)
+        networks.append(make(config.model, config.input_shape, config.classes, config.thumbnail))
+
+    def train(wire: Any) -> List[np.ndarray]:
+        store = od.create(config.kvstore, wire, **config.options.in_iterations(run.each).plain())
+        network = networks[wire.worker_rank]
+        given = torch.optim.SGD(network.parameters(), config.lr, config.momentum, weight_decay=config.wd)
+        optimizer = od.Optimizer(given, network, store)
+        for t in range(run.total):
+            epoch, index = divmod(t, run.each)
+            optimizer.param_groups[0]["lr"] = lr_at(config, t, run.each)
+            store.lr_local = lr_local_at(config, t, run.each)
+            optimizer.zero_grad()
+            pixels, labels = images.batch(images.plan(run.shards, epoch)[index, wire.worker_rank])
+            torch.nn.functional.cross_entropy(network(pixels), labels).backward()
+            optimizer.step()
+        with store.global_weights():
+            return [one.detach().numpy().copy() for one in network.parameters()]
+
+    return stage.run(train, stage.worker)[0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CELLS)
+def test_workers_side_by_side_are_a_stores_job(name: str, device: str, tmp_path: Path) -> None:
+    run = made(CELLS[name], tmp_path, device)
+    first = run.w.clone()
+    while not run.over:
+        run.advance()
+    theirs = by_store(run.config, Images(run.config, torch.device("cpu")), run)
+    run._test()  # shows the global weights
+    for mine, its in zip(run.shown.parameters, theirs):
+        np.testing.assert_allclose(mine.detach().cpu().numpy(), its, rtol=1e-3, atol=2e-5)
+    assert float((run.w - first).abs().max()) > 1e-2  # or the comparison would say nothing
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    whole, first, then = (made(CELLS["a"], tmp_path) for _ in range(3))
+    while not whole.over:
+        whole.advance()
+    for _ in range(whole.total // 2 + 1):
+        first.advance()
+    first.pause()
+    first.save(tmp_path)
+    then.load(tmp_path)
+    while not then.over:
+        then.advance()
+    assert torch.equal(whole.w, then.w) and torch.equal(whole.table, then.table)
+
+
+def test_the_result_has_the_clusters_times_and_what_was_learned(tmp_path: Path) -> None:
+    run = made(CELLS["c"], tmp_path)
+    while not run.over:
+        run.advance()
+    sizes = [one.numel() for one in run.shown.parameters]
+    virtual = on_gpu.virtual_seconds(run.trial.asked, run.config, sizes, run.each)
+    result = run.result(virtual, {"commit": "1"}, {"cpu": "CPU"})
+    assert result.column("iteration") == [run.each, run.total]
+    assert result.column("virtual_seconds") == pytest.approx([0.1 * run.each, 0.1 * run.total], rel=0.05)
+    assert result.column("train_loss")[1] < result.column("train_loss")[0]
+    assert 0.5 < result.column("test_accuracy")[1] <= 1
+
+
+def test_images_are_shifted_and_mirrored_as_for_odsgd_train(tmp_path: Path) -> None:
+    run = made(CELLS["images"], tmp_path)
+    object.__setattr__(run.config, "augment", True)  # which synthetic images have not
+    images, plain = Images(run.config, torch.device("cpu")), run.images
+    order, arrays = run.shards.order(3), in_memory(run.config)
+    assert arrays is not None
+    for m in range(WORKERS):
+        examples = run.shards.batch(order, 1, m)
+        pixels, labels = images.batch(images.plan(run.shards, 3)[1, m])
+        its = shift_and_mirror(arrays.train.images[examples], random_bits(0, 3, examples))
+        assert torch.equal(labels, plain.labels[examples])
+        mean, std = (np.array(one, np.float32)[:, None, None] for one in (images.mean, images.std))
+        np.testing.assert_allclose(pixels.numpy(), (its - mean) / std, atol=1e-5)
