@@ -35,8 +35,9 @@ A number with × is a quotient of the two cells that are named; any other is a d
     "95%", "95 %")
 
 LEAD = """\
-Nothing here ran on a GPU or on ImageNet, and times are those of a simulated cluster. So what a reader of the OD-SGD
-paper asks first has an answer as far as small runs on two cores can give one:"""
+Nothing here ran on ImageNet, or on a GPU ([two runs](../how-to/reproduce.md#on-a-gpu) have come to four fifths of their
+length on one), and times are those of a simulated cluster. So what a reader of the OD-SGD paper asks first has an
+answer as far as small runs on two cores can give one:"""
 
 SHORT = 70
 """Characters of a claim beside its interval."""

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from kvstore import methods
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, ProtocolError
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.header import SYNC_MODULUS, Header
 from kvstore.messages.seam import GlobalWeights, Pending
@@ -53,6 +53,8 @@ from scripts.reproduction.run import NOT_KEPT, configuration, source
 TEST_BATCH = 1000
 AHEAD = 8
 """Iterations of a run that are queued on the GPU at a time."""
+SAID_S, STILL_S = 60.0, 120.0
+"""Between two lines of how far the runs are; without an iteration of any of them, until that is an error."""
 
 
 # --- the optimizers: out <- w after a step along g --------------------------------------------------------------------
@@ -159,13 +161,14 @@ class Replica:
         for one, part in zip(self.parameters, self.flat.split([one.numel() for one in self.parameters])):
             one.data = _shaped(part, one.shape)
         norms = [one for one in self.network.modules() if isinstance(one, nn.BatchNorm2d)]
-        norms.sort(key=lambda one: -one.num_features)  # so that none begins where kernels cannot read four floats at once
+        norms.sort(key=lambda one: -one.num_features)  # none begins where kernels cannot read four floats
         found = [(one, name) for one in norms for name in ("running_mean", "running_var")]
         self.statistics = torch.cat([torch.zeros(0, device=device), *(one._buffers[name] for one, name in found)])
         for (one, name), part in zip(found, self.statistics.split([len(one._buffers[name]) for one, name in found])):
             one._buffers[name] = part
         for one in norms:
             one.num_batches_tracked = None  # a kernel each, for nothing
+            one.forward = functools.partial(_normalized, one)
 
     def gradient(self, images: Any, labels: Any, out: Any) -> Any:
         """Put the gradient of the mean loss into `out`; loss and right answers, summed."""
@@ -178,6 +181,12 @@ class Replica:
         with torch.no_grad():
             output = self.network(images)
             return _counted(nn.functional.cross_entropy(output, labels), output, labels)
+
+
+def _normalized(norm: nn.BatchNorm2d, x: Any) -> Any:
+    """By PyTorch's own kernels: blocks of cuDNN's wait for each other, and those of other streams may keep them out."""
+    with torch.backends.cudnn.flags(enabled=False):
+        return nn.BatchNorm2d.forward(norm, x)
 
 
 def _counted(loss: Any, output: Any, labels: Any) -> Any:
@@ -480,11 +489,18 @@ class Several:
         """Until all are over, or `end` (`time.monotonic`); then those that are not are saved."""
         several = multiprocessing.get_context("spawn")
         with several.Pool(self._asked.jobs) as pool, tempfile.TemporaryDirectory() as folder:
+            moved = said = time.monotonic()
             while (self._waiting or self._running) and time.monotonic() < end:
                 if self._waiting and len(self._running) < self._asked.jobs:
                     self._running.append(self._begun(self._waiting.pop(0), Path(folder), pool))
-                if not sum(run.advance() for run, _ in self._running):
-                    time.sleep(0.0002)
+                if sum(run.advance() for run, _ in self._running):
+                    moved = time.monotonic()
+                else:
+                    self._rest(moved)
+                if moved - said > SAID_S:
+                    said = moved
+                    _say("; ".join(f"{run.trial.cell.name} {run.trial.seed}: {run.t} of {run.total}"
+                                   for run, _ in self._running))
                 for number in reversed(range(len(self._running))):
                     if self._running[number][0].over:
                         self._finish(*self._running.pop(number))
@@ -492,6 +508,14 @@ class Several:
                 run.pause()
                 run.save(self._asked.runs)
                 _say(f"{run.trial}: stopped after iteration {run.t} of {run.total}, {run.seconds:.1f} s")
+
+    @staticmethod
+    def _rest(moved: float) -> None:
+        """Every run has enough queued on the GPU; ProtocolError if that has been so for long."""
+        if time.monotonic() - moved > STILL_S:
+            raise ProtocolError(f"no run has finished an iteration for {STILL_S:g} s: the GPU stands still; take fewer "
+                                "--jobs, and say so in an issue")
+        time.sleep(0.0002)
 
     def _begun(self, trial: Trial, folder: Path, pool: Any) -> Tuple[Run, Any]:
         """The run, and its virtual times to come."""
