@@ -1,4 +1,4 @@
-"""Workers side by side (`scripts/reproduction/on_gpu.py`) against a store's job of threads; also on a GPU, if there is
+"""Workers side by side (`scripts/reproduction/gpu`) against a store's job of threads; also on a GPU, if there is
 one.
 """
 from pathlib import Path
@@ -16,9 +16,10 @@ from odsgd.config.train import TrainConfig  # noqa: E402
 from odsgd.training.data.data import in_memory, random_bits, shift_and_mirror  # noqa: E402
 from odsgd.training.schedule import lr_at, lr_local_at  # noqa: E402
 from scripts.examples.networks import make  # noqa: E402
-from scripts.reproduction import on_gpu  # noqa: E402
 from scripts.reproduction.declarations import Cell, Item, Scale, Trial  # noqa: E402
-from scripts.reproduction.on_gpu import Images, Run  # noqa: E402
+from scripts.reproduction.gpu.__main__ import virtual_seconds  # noqa: E402
+from scripts.reproduction.gpu.images import Images  # noqa: E402
+from scripts.reproduction.gpu.run import Run  # noqa: E402
 from scripts.reproduction.run import configuration  # noqa: E402
 
 WORKERS = 3
@@ -104,7 +105,7 @@ def test_the_result_has_the_clusters_times_and_what_was_learned(tmp_path: Path) 
     while not run.over:
         run.advance()
     sizes = [one.numel() for one in run.shown.parameters]
-    virtual = on_gpu.virtual_seconds(run.trial.asked, run.config, sizes, run.each)
+    virtual = virtual_seconds(run.trial.asked, run.config, sizes, run.each)
     result = run.result(virtual, {"commit": "1"}, {"cpu": "CPU"})
     assert result.column("iteration") == [run.each, run.total]
     assert result.column("virtual_seconds") == pytest.approx([0.1 * run.each, 0.1 * run.total], rel=0.05)

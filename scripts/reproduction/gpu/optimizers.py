@@ -1,0 +1,69 @@
+"""The optimizers on tensors: out <- w after a step along g."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Sequence
+
+import torch
+
+from kvstore.errors import ConfigError
+from kvstore.methods.contract import Update
+from kvstore.methods.dcasgd import compensated_a, compensated_c
+
+
+def sgd(out: Any, w: Any, g: Any, state: Any, lr: Any, wd: float, **_: Any) -> None:
+    out.copy_(w - lr * (g + wd * w))
+
+
+def momentum_sgd(out: Any, w: Any, g: Any, state: Any, lr: Any, wd: float, momentum: float, **_: Any) -> None:
+    v, = state
+    v.copy_(momentum * v - lr * (g + wd * w))
+    out.copy_(w + v)
+
+
+def compensating_c(out: Any, w: Any, g: Any, state: Any, lr: Any, wd: float, lamda: float, **_: Any) -> None:
+    w_read, = state
+    out.copy_(w - lr * (compensated_c(g, w - w_read, lamda) + wd * w))
+    w_read.copy_(out)
+
+
+def compensating_a(out: Any, w: Any, g: Any, state: Any, lr: Any, wd: float, lamda: float, m: float, epsilon: float,
+                   **_: Any) -> None:
+    w_read, mean_square = state
+    out.copy_(w - lr * (compensated_a(g, w - w_read, mean_square, lamda, m, epsilon, torch.sqrt) + wd * w))
+    w_read.copy_(out)
+
+
+BEGINS: Dict[Any, Sequence[Callable[[Any], Any]]] = {
+    sgd: (), momentum_sgd: (torch.zeros_like,), compensating_c: (torch.clone,),
+    compensating_a: (torch.clone, torch.zeros_like)}
+"""What the state of each is made of, from the weights that it begins at."""
+
+FORMULAS: Dict[str, Any] = {"sgd": sgd, "dcasgd_c": compensating_c, "dcasgd_a": compensating_a}
+
+
+class Applied(Update):
+    """One of them, on the weights of a whole model; on a GPU it is one kernel."""
+
+    def __init__(self, name: str, momentum: float, **settings: Any) -> None:
+        if name not in FORMULAS or (momentum and name != "sgd"):
+            raise ConfigError(f"optimizer `{name}` with momentum {momentum:g} is not there on a GPU; there are "
+                              f"{', '.join(FORMULAS)}, of which sgd takes momentum")
+        self._formula: Any = momentum_sgd if momentum else FORMULAS[name]
+        self._settings = {"momentum": momentum, **{key: value for key, value in settings.items() if value is not None}}
+        self.state: List[Any] = []
+
+    def start(self, w: Any) -> None:
+        self.state = [begin(w.as_subclass(torch.Tensor)) for begin in BEGINS[self._formula]]
+
+    def __call__(self, w: Any, grad: Any, lr: Any, gradient_weight: float = 1.0, out: Any = None) -> Any:
+        step = compiled(self._formula) if w.is_cuda else self._formula
+        out = w if out is None else out
+        grad = grad if gradient_weight == 1 else gradient_weight * grad
+        step(*(one.as_subclass(torch.Tensor) for one in (out, w)), grad, self.state, lr, **self._settings)
+        return out
+
+
+@functools.lru_cache(maxsize=None)
+def compiled(function: Any) -> Any:
+    return torch.compile(function, dynamic=False)

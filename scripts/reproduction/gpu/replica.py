@@ -1,0 +1,69 @@
+"""The network of one worker."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Sequence
+
+import torch
+from torch import nn
+
+from odsgd.config.train import TrainConfig
+from scripts.examples.networks import make
+
+
+class Replica:
+    """The network of a worker: its parameters, and its statistics of BatchNorm, each in one flat tensor.
+
+    Weights of convolutions are there with their channels last, as the GPU wants them.
+    """
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        torch.manual_seed(config.seed)
+        self.network = make(config.model, config.input_shape, config.classes, config.thumbnail)
+        self.network.to(device, memory_format=torch.channels_last)
+        self.parameters = [one for one in self.network.parameters() if one.requires_grad]
+        self.flat = torch.cat([_flattened(one.detach()) for one in self.parameters])
+        for one, part in zip(self.parameters, self.flat.split([one.numel() for one in self.parameters])):
+            one.data = _shaped(part, one.shape)
+        norms = [one for one in self.network.modules() if isinstance(one, nn.BatchNorm2d)]
+        norms.sort(key=lambda one: -one.num_features)  # none begins where kernels cannot read four floats
+        found = [(one, name) for one in norms for name in ("running_mean", "running_var")]
+        self.statistics = torch.cat([torch.zeros(0, device=device), *(one._buffers[name] for one, name in found)])
+        for (one, name), part in zip(found, self.statistics.split([len(one._buffers[name]) for one, name in found])):
+            one._buffers[name] = part
+        for one in norms:
+            one.num_batches_tracked = None  # a kernel each, for nothing
+            one.forward = functools.partial(_normalized, one)
+
+    def gradient(self, images: Any, labels: Any, out: Any) -> Any:
+        """Put the gradient of the mean loss into `out`; loss and right answers, summed."""
+        output = self.network(images)
+        loss = nn.functional.cross_entropy(output, labels)
+        torch.cat([_flattened(one) for one in torch.autograd.grad(loss, self.parameters)], out=out)
+        return _counted(loss.detach(), output.detach(), labels)
+
+    def tested(self, images: Any, labels: Any) -> Any:
+        with torch.no_grad():
+            output = self.network(images)
+            return _counted(nn.functional.cross_entropy(output, labels), output, labels)
+
+
+def _normalized(norm: nn.BatchNorm2d, x: Any) -> Any:
+    """By PyTorch's own kernels: blocks of cuDNN's wait for each other, and those of other streams may keep them out."""
+    with torch.backends.cudnn.flags(enabled=False):
+        return nn.BatchNorm2d.forward(norm, x)
+
+
+def _counted(loss: Any, output: Any, labels: Any) -> Any:
+    return torch.stack([loss * len(labels), (output.argmax(1) == labels).sum()])
+
+
+def _flattened(tensor: Any) -> Any:
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
+
+
+def _shaped(flat: Any, shape: Sequence[int]) -> Any:
+    if len(shape) != 4:
+        return flat.view(shape)
+    outs, ins, height, width = shape
+    return flat.view(outs, height, width, ins).permute(0, 3, 1, 2)

@@ -1,0 +1,237 @@
+"""A trial, an iteration at a time."""
+from __future__ import annotations
+
+import collections
+import gc
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence
+
+import numpy as np
+import torch
+
+from kvstore import methods
+from kvstore.errors import ConfigError
+from kvstore.messages.buckets import Bucket, Parameter, Segment
+from kvstore.messages.seam import Pending
+from kvstore.methods.contract import Step, Update
+from odsgd.config.train import TrainConfig
+from odsgd.training.data.data import Shards
+from odsgd.training.schedule import lr_at, lr_local_at
+from scripts.reproduction import results
+from scripts.reproduction.declarations import Trial
+from scripts.reproduction.gpu.images import Images
+from scripts.reproduction.gpu.optimizers import Applied
+from scripts.reproduction.gpu.replica import Replica
+from scripts.reproduction.gpu.server import Flat, Server
+from scripts.reproduction.results import Result
+from scripts.reproduction.run import NOT_KEPT
+
+TEST_BATCH = 1000
+AHEAD = 8
+"""Iterations of a run that are queued on the GPU at a time."""
+
+
+class Run:
+    """A trial from its first iteration to its result, an iteration at a time."""
+
+    def __init__(self, trial: Trial, config: TrainConfig, images: Images) -> None:
+        self.trial, self.config, self.images, device = trial, config, images, images.device
+        method = methods.find(config.kvstore)
+        workers = trial.asked["cluster"]["workers"]
+        if method.asynchronous or method.takes != "gradients" or len(config.input_shape) != 3:
+            raise ConfigError(f"{trial}: its workers take no iteration side by side; run it by scripts/reproduce")
+        self.shards = Shards(len(images.labels), workers, config.batch_size, config.seed)
+        self.each = self.shards.batches_per_epoch
+        self.total = min(config.epochs * self.each, config.iterations or sys.maxsize)
+        options: Any = config.options.in_iterations(self.each)
+        self.warm = options.warmup.iterations() if "warmup" in method.option_names() else self.total
+        self.replicas = [Replica(config, device) for _ in range(workers)]
+        self.shown = Replica(config, device)
+        self.shown.network.eval()
+        self.w = self.shown.flat.clone().as_subclass(Flat)
+        self.grads = torch.zeros(workers, len(self.w), device=device)
+        self.update = Applied(config.optimizer, config.momentum, wd=config.wd)
+        self.update.start(self.w)
+        bucket = Bucket(0, 0, (Segment(Parameter(0, "all", (len(self.w),)), 0, len(self.w), 0),))
+        made = method(options, workers)
+        self.server = Server(method.rule(0, made.options, workers, self.update), self.w, self.grads)
+        self.workers: List[Any] = [method.worker(
+            options=made.options, num_workers=workers, bucket=bucket, weights_holder=self.server,
+            last_exchange=Pending(self.server.answers[0]), wd=config.wd, lr_given=config.lr,
+            local_optimizer=self._local(options), update=None, begun=0, w_local=self.w) for _ in range(workers)]
+        self.weights = [self.server.answers[0]] * workers
+        self.t = 0
+        self.lr, self.lr_local = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.planned = torch.zeros_like(images.plan(self.shards, 0)[0])
+        self.tally = torch.zeros(workers, 2, device=device)
+        self.tests = torch.zeros(2, device=device)
+        self.table = torch.zeros(config.epochs, 4, device=device)
+        self.seconds, self.starts, self._since = 0.0, 0, 0.0
+        self._streams = [torch.cuda.Stream(device) for _ in range(workers + 1)] if self.w.is_cuda else []
+        self._graphs: Dict[str, Any] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.w.is_cuda else None  # no two graphs of a run play at a time
+        self._queued: Deque[Any] = collections.deque()
+
+    def _local(self, options: Any) -> Optional[Update]:
+        found = methods.find(self.config.kvstore).local_optimizer(options)
+        if found is None:
+            return None
+        name, settings = found
+        wd = self.config.wd if settings["wd"] is None else settings["wd"]
+        return Applied(name, **{**settings, "wd": wd})
+
+    # --- an iteration -------------------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Queue an iteration, unless enough of them are queued; whether it did."""
+        if len(self._queued) >= AHEAD and not self._queued[0].query():
+            return False
+        if self._queued and len(self._queued) >= AHEAD:
+            self._queued.popleft()
+        if not self._since:
+            self._since, self.starts = time.perf_counter(), self.starts + 1
+            if self._streams:
+                torch.cuda.synchronize()  # what it begins with was made on another stream
+        with torch.cuda.stream(self._streams[-1] if self._streams else None):
+            self._iterate()
+            if self._streams:
+                self._queued.append(torch.cuda.current_stream().record_event())
+        if self.over:
+            self.pause()
+        return True
+
+    @property
+    def over(self) -> bool:
+        return self.t == self.total
+
+    def pause(self) -> None:
+        """Nothing is queued any more, and its clock stands still."""
+        if self._streams:
+            self._streams[-1].synchronize()
+        self.seconds += time.perf_counter() - self._since
+        self._since = 0.0
+
+    def _iterate(self) -> None:
+        epoch, index = divmod(self.t, self.each)
+        if index == 0 or not self._graphs:
+            self.lr.fill_(lr_at(self.config, self.t, self.each))
+            local = lr_local_at(self.config, self.t, self.each)
+            self.lr_local.fill_(lr_at(self.config, self.t, self.each) if local is None else local)
+            self._plan = self.images.plan(self.shards, epoch)
+        self.planned.copy_(self._plan[index])
+        self.t += 1
+        # The first iteration, and the one where the local steps begin, are not like those that follow.
+        alone = self.t == self.warm + 1 or not self._graphs.get("begun")
+        kind = "" if alone else f"{self.t <= self.warm} {self.t % 2}"
+        self.server.turn = self.t % 2
+        self._play(kind, lambda: self._together(Step(self.t, self.lr, self.lr_local)))
+        self._hold()
+        self._graphs["begun"] = True
+        if index == self.each - 1 or self.over:
+            self._play("test" if self._graphs.get("tested") else "", self._test)
+            self._graphs["tested"] = True
+            self.table[epoch].copy_(torch.cat([self.tally.sum(0), self.tests]))
+            self.tally.zero_()
+
+    def _play(self, kind: str, work: Callable[[], None]) -> None:
+        """Do `work`, from its second time on as a graph; '': as it is."""
+        if not self._streams or not kind:
+            return work()
+        if kind not in self._graphs:
+            graph = self._graphs[kind] = torch.cuda.CUDAGraph()
+            gc.disable()  # it may free what belongs to another graph
+            graph.capture_begin(self._pool, "thread_local")
+            work()
+            graph.capture_end()
+            gc.enable()
+        self._graphs[kind].replay()
+
+    def _hold(self) -> None:
+        """What the methods' files would hold now, where they have not run, but were played."""
+        now = self.server.answers[self.t % 2]
+        for m, worker in enumerate(self.workers):
+            worker.last_exchange = Pending(now)
+            if self.t > self.warm:
+                self.weights[m] = worker.w_bak if worker.local_optimizer else self.server.answers[(self.t - 1) % 2]
+            else:
+                self.weights[m] = now
+
+    def _together(self, step: Step) -> None:
+        for m in range(len(self.workers)):
+            with self._beside(m):
+                replica = self.replicas[m]
+                replica.flat.copy_(self.weights[m])
+                self.tally[m] += replica.gradient(*self.images.batch(self.planned[m]), out=self.grads[m])
+        for stream in self._streams[:-1]:
+            torch.cuda.current_stream().wait_stream(stream)
+        for m, worker in enumerate(self.workers):
+            self.weights[m] = worker.iterate(self.grads[m], step)
+
+    def _beside(self, m: int) -> Any:
+        """On a stream of worker m's own, after what is queued."""
+        if self._streams:
+            self._streams[m].wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._streams[m] if self._streams else None)
+
+    def _test(self) -> None:
+        """The global weights, with the mean of the workers' statistics, on the test set."""
+        self.shown.flat.copy_(self.w)
+        self.shown.statistics.copy_(torch.stack([one.statistics for one in self.replicas]).mean(0))
+        parts = zip(self.images.test.permute(0, 3, 1, 2).split(TEST_BATCH), self.images.test_labels.split(TEST_BATCH))
+        self.tests.copy_(sum(self.shown.tested(*part) for part in parts))
+
+    # --- to go on, and the result -------------------------------------------------------------------------------------
+
+    def _tensors(self) -> Iterator[Any]:
+        """All that the next iteration depends on, and what was counted."""
+        yield from (self.w, *self.server.answers, *self.update.state, self.tally, self.table,
+                    *(one.statistics for one in self.replicas))
+        if self.t > self.warm:
+            for worker in self.workers:
+                yield from (*([worker.w_bak] if worker.local_optimizer else []),
+                            *(worker.local_optimizer.state if worker.local_optimizer else []))
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save({"t": self.t, "seconds": self.seconds, "starts": self.starts,
+                    "tensors": [one.as_subclass(torch.Tensor) for one in self._tensors()]}, folder / self._file)
+
+    def load(self, folder: Path) -> None:
+        if not (folder / self._file).exists():
+            return
+        saved = torch.load(folder / self._file, map_location=self.images.device)
+        self.t, self.seconds, self.starts = saved["t"], saved["seconds"], saved["starts"]
+        if self.t > self.warm:
+            for worker in self.workers:
+                if worker.local_optimizer:
+                    worker.local_optimizer.start(self.w)
+        for mine, its in zip(self._tensors(), saved["tensors"]):
+            mine.copy_(its)
+        self._hold()
+
+    @property
+    def _file(self) -> str:
+        return self.trial.folder.replace("/", "_") + ".pt"
+
+    def result(self, virtual_s: Sequence[float], versions: Dict[str, str], machine: Dict[str, Any]) -> Result:
+        batch, tests = self.config.batch_size * len(self.workers), len(self.images.test)
+        rows = []
+        for epoch, (loss, hits, test_loss, test_hits) in enumerate(self.table.tolist()):
+            done = min(self.each, self.total - epoch * self.each)
+            if done > 0:
+                rows.append([epoch + 1, epoch * self.each + done, *map(_finite, (
+                    loss / (done * batch), hits / (done * batch), test_loss / tests, test_hits / tests,
+                    virtual_s[epoch]))])
+        trial = self.trial
+        config = {key: value for key, value in self.config.to_dict().items()
+                  if key not in NOT_KEPT and value is not None}
+        return Result(cell=trial.cell.name, seed=trial.seed, paper=trial.item.paper, item=trial.item.name,
+                      scale=trial.scale.name, asked=trial.asked, config=config, versions=versions, machine=machine,
+                      parameters=len(self.w), starts=self.starts, seconds=round(self.seconds, 1),
+                      rows=results.thinned(rows), staleness=None)
+
+
+def _finite(value: float) -> Optional[float]:
+    return float(f"{value:.7g}") if np.isfinite(value) else None
