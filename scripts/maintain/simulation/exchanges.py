@@ -277,10 +277,11 @@ class Run:
                 self.world.after(0.5 + 4 * self.draw.random(), functools.partial(self._join, rank))
 
     def _join(self, rank: int) -> None:
-        """Somebody has a worker take the place of a lost one."""
+        """Somebody has a worker take the place of a lost one, unless another has it by now."""
         row = len(self.ranks)
         hosts = [host for host in self.world.hosts.values() if host.up]
-        if row < self.num_workers + MOST_JOINERS and hosts and set(range(row)) - set(self.done):
+        there = {self.ranks[other] for other in set(range(row)) - set(self.done) - set(self.lost)}
+        if row < self.num_workers + MOST_JOINERS and hosts and there and rank not in there:
             self.ranks.append(rank)
             self.hosts[f"joiner {row}"] = self.draw.choice(hosts)
             self.world.note(f"joiner {row} starts as worker {rank}")
