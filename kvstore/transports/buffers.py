@@ -1,4 +1,4 @@
-"""The buffers between a worker and the network: comm_buf_, two for each bucket, used in turn.
+"""The buffers between a worker and the network: comm_buf_, two for each bucket (virtual time may need more), in turn.
 
 One is on its way while the other still holds what came before, so that the algorithm may read the last answer while
 the next exchange runs.
@@ -102,9 +102,18 @@ class BucketBuffers:
         headers = [tuple(buffer.floats[-HEADER:].tolist()) for buffer in buffers]
         return sum(headers, ()) if any(header[-1] for header in headers) else None
 
+    def keep(self, unanswered: int) -> None:
+        """Have one more than this number, whose answers are still to come."""
+        while len(self._buffers) <= unanswered:
+            self._buffers.insert(0, Buffer(self.last.size, self.last.whole.context))
+
+    def _turn(self) -> None:
+        """The next one is the last."""
+        self._buffers.append(self._buffers.pop(0))
+
     @property
     def last(self) -> Buffer:
-        return self._buffers[1]
+        return self._buffers[-1]
 
     @property
     def next(self) -> Buffer:
@@ -113,7 +122,7 @@ class BucketBuffers:
 
     def compose_async(self, payload: NDArray, tag: Tag, check: Optional[Check] = None) -> Buffer:
         """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
-        self._buffers.reverse()
+        self._turn()
         self.last.fill(payload, self.version, tag, [self.latest], check)
         return self.last
 
@@ -133,7 +142,7 @@ class BucketBuffers:
         pushes, not workers.
         """
         before = self.last
-        self._buffers.reverse()
+        self._turn()
         self.last.fill(payload, before.version, tag, [other.whole for other in behind], check)
         return self.last
 

@@ -37,6 +37,10 @@ from odsgd.virtual.exact import Simulation
 from odsgd.virtual.timeline import TracedSimulation
 
 
+MOST_UNANSWERED = 256
+"""Pushes of a worker to one bucket that may wait for their answers."""
+
+
 class VirtualStage(Stage):
     """The servers' side of a virtual cluster, and whose turn it is. `trace`: the folder of a timeline, if wanted."""
 
@@ -255,13 +259,33 @@ class _OnStage(Transport):
 class VirtualWorker(_OnStage, InProcess):
     """One worker's end of a virtual cluster with servers."""
 
-    stage: VirtualStage
+    def __init__(self, stage: VirtualStage, worker_rank: int) -> None:
+        super().__init__(stage, worker_rank)
+        self._unanswered: Dict[int, Deque[Any]] = collections.defaultdict(collections.deque)  # pushes by bucket
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if 1 < traffic.quorum == self.num_workers:
             raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
         self._synchronous = not traffic.asynchronous
         return layout.on_servers(parameters, traffic, self.stage.keys[self.worker_rank], self.stage.cluster)
+
+
+    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
+        """Time goes on when this worker reads an answer, or is done with its iteration. So no push of an asynchronous
+        job waits for the answer to the one before, as `downpour` has them that fetches more rarely.
+        """
+        asked = self._unanswered[bucket.id]
+        while asked and asked[0].arrived:
+            asked.popleft()
+        if not self._synchronous and asked:
+            if len(asked) == MOST_UNANSWERED:
+                raise ConfigError(f"{MOST_UNANSWERED} pushes of worker {self.worker_rank} wait for their answers, and "
+                                  "each takes memory in virtual time; fetch more often (fetch_every)")
+            self._buffers[bucket.id].keep(len(asked))
+            del self._last[bucket.id]
+        answer = super().exchange(bucket, grad, lr)
+        asked.append(self._last[bucket.id])
+        return answer
 
 
 class VirtualRing(_OnStage, InProcessRing):

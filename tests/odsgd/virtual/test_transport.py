@@ -118,6 +118,25 @@ def test_the_time_is_known_however_many_answers_come_before() -> None:
     assert stage.run(work) == pytest.approx([0.1] * 8, rel=0.1)
 
 
+def test_pushes_whose_answers_take_longer_than_iterations_all_arrive_and_none_waits_for_another() -> None:
+    stage = VirtualStage(of({"workers": 2, "links": {"latency": "1s"}, "compute": {"iteration": "5ms"}}))
+
+    def work(transport: Any) -> Tuple[float, int]:
+        made = kvstore.create("downpour", transport, push_every=1, fetch_every=6)
+        made.set_optimizer(mx.optimizer.SGD(learning_rate=1))
+        w = mx.nd.zeros(3)
+        made.broadcast(0, w, w)
+        made.begin()
+        for t in range(20):
+            made.pushpull(0, mx.nd.ones(3) * 2 ** (t % 10) * (1 + 1024 * transport.worker_rank), out=w)
+        with made.global_weights():
+            buffers, = transport._buffers.values()
+            return float(w.asnumpy()[0]), len(buffers._buffers)
+
+    for w, messages in stage.run(work):
+        assert w == -2 * 1023 * (1 + 1025) and 2 < messages <= 7
+
+
 def test_a_fast_worker_pushes_more_often_than_a_slow_one() -> None:
     _, order, _ = trained("asgd", compute={"iteration": "500ms", "speeds": {2: 4.0}})
     first = order[:len(order) // 3]
