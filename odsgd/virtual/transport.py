@@ -36,7 +36,6 @@ from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
 from odsgd.virtual.timeline import TracedSimulation
 
-
 MOST_UNANSWERED = 256
 """Pushes of a worker to one bucket that may wait for their answers."""
 
