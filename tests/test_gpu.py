@@ -7,6 +7,8 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
+from kvstore.errors import ConfigError
+from kvstore.optimizers import formulas
 from kvstore.transports.in_process import Stage
 
 torch = pytest.importorskip("torch")
@@ -19,7 +21,9 @@ from scripts.examples.networks import make  # noqa: E402
 from scripts.reproduction.declarations import Cell, Item, Scale, Trial  # noqa: E402
 from scripts.reproduction.gpu.__main__ import virtual_seconds  # noqa: E402
 from scripts.reproduction.gpu.images import Images  # noqa: E402
+from scripts.reproduction.gpu.optimizers import Applied  # noqa: E402
 from scripts.reproduction.gpu.run import Run  # noqa: E402
+from scripts.reproduction.gpu.server import Flat  # noqa: E402
 from scripts.reproduction.run import configuration  # noqa: E402
 
 WORKERS = 3
@@ -36,6 +40,7 @@ CELLS: Dict[str, Dict[str, Any]] = {
           "lr_local": 0.2, "warmup": 3},
     "a": {**MLP, "kvstore": "odsgd", "lr": 0.1, "momentum": 0.9, "optimizer_local": "dcasgd_a", "lamda": 0.5,
           "lr_local": 0.2, "warmup": 0},
+    "poly": {**MLP, "kvstore": "odsgd", "lr": 0.1, "lr_decay": "poly", "lr_warmup": 3, "lr_local": 0.2, "warmup": 2},
     "images": {**RESNET, "kvstore": "odsgd", "lr": 0.05, "momentum": 0.9, "lr_local": 0.05, "warmup": 1}}
 
 
@@ -43,7 +48,10 @@ def made(options: Dict[str, Any], tmp_path: Path, device: str = "cpu") -> Run:
     cluster = {"workers": WORKERS, "compute": {"iteration": "100ms"}}
     trial = Trial(Item("od-sgd", "table-0", "", "run", cluster=cluster), Scale("small"), Cell("one", "", options), 0)
     config = configuration(trial, tmp_path, None)
-    return Run(trial, config, Images(config, torch.device(device)))
+    streams = [torch.cuda.Stream() for _ in range(3)] if device == "cuda" else ()
+    run = Run(trial, config, Images(config, torch.device(device)), streams)
+    run.sources.append("commit tree")
+    return run
 
 
 def by_store(config: TrainConfig, images: Images, run: Run) -> List[np.ndarray]:
@@ -86,8 +94,30 @@ def test_workers_side_by_side_are_a_stores_job(name: str, device: str, tmp_path:
     assert float((run.w - first).abs().max()) > 1e-2  # or the comparison would say nothing
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    whole, first, then = (made(CELLS["a"], tmp_path) for _ in range(3))
+@pytest.mark.parametrize("name, settings", [
+    ("sgd", {}), ("sgd", {"momentum": 0.9}), ("dcasgd_c", {"lamda": 0.5}),
+    ("dcasgd_a", {"lamda": 0.5, "m": 0.9, "epsilon": 1e-7})])
+def test_the_optimizers_are_the_stores_whatever_the_rate(name: str, settings: Dict[str, float]) -> None:
+    formula = {"sgd": formulas.SGD, "dcasgd_c": formulas.DCASGD_C, "dcasgd_a": formulas.DCASGD_A}[name](**settings)
+    random = np.random.RandomState(0)
+    w, out = random.randn(2, 50).astype(np.float32)
+    mine, mine_out = (torch.tensor(one).as_subclass(Flat) for one in (w, out))
+    applied = Applied(name, **{"momentum": 0.0, "wd": 0.01, **settings})
+    applied.start(mine)
+    state = {one: np.zeros_like(w) for one in formula.names()}
+    state.update({"w_read": w.copy()} if "w_read" in state else {})
+    for t in range(1, 6):
+        g, moved = random.randn(2, 50).astype(np.float32)
+        formula.apply(formulas.Now(np.float32(0.5), 0.3 / t, 0.01, t), w, g, list(state.values()), out, None)
+        applied(mine, torch.tensor(g), torch.tensor(0.3 / t), 0.5, out=mine_out)
+        w += moved  # as the global weights
+        mine += torch.tensor(moved)
+        np.testing.assert_allclose(mine_out.numpy(), out, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["a", "images"])
+def test_a_run_that_was_stopped_goes_on(name: str, tmp_path: Path) -> None:
+    whole, first, then = (made(CELLS[name], tmp_path) for _ in range(3))
     while not whole.over:
         whole.advance()
     for _ in range(whole.total // 2 + 1):
@@ -106,11 +136,18 @@ def test_the_result_has_the_clusters_times_and_what_was_learned(tmp_path: Path) 
         run.advance()
     sizes = [one.numel() for one in run.shown.parameters]
     virtual = virtual_seconds(run.trial.asked, run.config, sizes, run.each)
-    result = run.result(virtual, {"commit": "1"}, {"cpu": "CPU"})
+    result = run.result(virtual, {}, {"cpu": "CPU"})
+    assert result.versions == {"commit": "commit", "tree": "tree"} and result.starts == 1
     assert result.column("iteration") == [run.each, run.total]
     assert result.column("virtual_seconds") == pytest.approx([0.1 * run.each, 0.1 * run.total], rel=0.05)
     assert result.column("train_loss")[1] < result.column("train_loss")[0]
     assert 0.5 < result.column("test_accuracy")[1] <= 1
+
+
+def test_what_only_a_stores_job_does_is_refused(tmp_path: Path) -> None:
+    for options in ({"kvstore": "asgd"}, {"kvstore": "pipesgd"}, {"kvstore": "ssgd", "codec": "float16"}):
+        with pytest.raises(ConfigError, match="run it by scripts/reproduce"):
+            made({**MLP, "lr": 0.1, **options}, tmp_path)
 
 
 def test_images_are_shifted_and_mirrored_as_for_odsgd_train(tmp_path: Path) -> None:

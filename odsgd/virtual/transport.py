@@ -258,6 +258,8 @@ class _OnStage(Transport):
 class VirtualWorker(_OnStage, InProcess):
     """One worker's end of a virtual cluster with servers."""
 
+    stage: VirtualStage
+
     def __init__(self, stage: VirtualStage, worker_rank: int) -> None:
         super().__init__(stage, worker_rank)
         self._unanswered: Dict[int, Deque[Any]] = collections.defaultdict(collections.deque)  # pushes by bucket
@@ -267,7 +269,6 @@ class VirtualWorker(_OnStage, InProcess):
             raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
         self._synchronous = not traffic.asynchronous
         return layout.on_servers(parameters, traffic, self.stage.keys[self.worker_rank], self.stage.cluster)
-
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         """Time goes on when this worker reads an answer, or is done with its iteration. So no push of an asynchronous

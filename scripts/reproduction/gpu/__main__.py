@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import fnmatch
+import gc
 import multiprocessing
 import os
 import platform
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 
 from kvstore import methods
-from kvstore.errors import ConfigError, ProtocolError, shown
+from kvstore.errors import ConfigError, shown
 from kvstore.methods import fit
 from odsgd import __version__
 from odsgd.cli import ended
@@ -31,8 +33,15 @@ from scripts.reproduction.gpu.images import Images
 from scripts.reproduction.gpu.run import Run
 from scripts.reproduction.run import configuration, source
 
-SAID_S, STILL_S = 60.0, 120.0
-"""Between two lines of how far the runs are; without an iteration of any of them, until that is an error."""
+SAID_S, STILL_S = 60.0, 180.0
+"""Between two lines of how far the runs are; without an iteration of any of them, until the process ends and says where
+it is.
+"""
+BESIDE = 4
+"""Workers of a run that compute at a time."""
+MOST_JOBS = 32 // (BESIDE + 1)
+IMAGES = ("dataset", "data_dir", "num_examples", "holdout", "image_shape", "num_classes", "augment")
+"""Options that decide what images there are."""
 
 
 def virtual_seconds(asked: Dict[str, Any], config: TrainConfig, sizes: Sequence[int], each: int) -> List[float]:
@@ -59,61 +68,67 @@ class Several:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._images: Dict[Any, Images] = {}
         self._running: List[Tuple[Run, Any]] = []
-        commit, tree = asked.source.split() if asked.source else source()
+        self._source = asked.source or " ".join(source())
         self._versions = {"odsgd": __version__, "torch": torch.__version__, "numpy": np.__version__,
-                          "python": platform.python_version(), "commit": commit, "tree": tree}
+                          "python": platform.python_version()}
         gpu = f"{torch.cuda.get_device_name()}, " if self._device.type == "cuda" else ""
+        # PyTorch has 32 streams, and hands them out again; two graphs that play at a time must not have one in common.
+        self._free: List[Sequence[Any]] = [[torch.cuda.Stream() for _ in range(BESIDE + 1)]
+                                           for _ in range(asked.jobs if gpu else 0)]
         self._machine = {"cpu": f"{gpu}{cpu()}", "cores": os.cpu_count(), "threads": 1}
 
     def go_on(self, end: float) -> None:
         """Until all are over, or `end` (`time.monotonic`); then those that are not are saved."""
         several = multiprocessing.get_context("spawn")
         with several.Pool(self._asked.jobs) as pool, tempfile.TemporaryDirectory() as folder:
-            moved = said = time.monotonic()
+            moved = said = watched = 0.0
             while (self._waiting or self._running) and time.monotonic() < end:
                 if self._waiting and len(self._running) < self._asked.jobs:
                     self._running.append(self._begun(self._waiting.pop(0), Path(folder), pool))
                 if sum(run.advance() for run, _ in self._running):
                     moved = time.monotonic()
                 else:
-                    self._rest(moved)
+                    time.sleep(0.0002)
+                if moved - watched > 1:
+                    watched = moved
+                    faulthandler.dump_traceback_later(STILL_S, exit=True)
                 if moved - said > SAID_S:
                     said = moved
                     _say("; ".join(f"{run.trial.cell.name} {run.trial.seed}: {run.t} of {run.total}"
                                    for run, _ in self._running))
                 for number in reversed(range(len(self._running))):
-                    if self._running[number][0].over:
-                        self._finish(*self._running.pop(number))
+                    run, virtual = self._running[number]
+                    if virtual.ready() and (run.over or not virtual.successful()):
+                        del self._running[number]
+                        self._finish(run, virtual.get())
             for run, _ in self._running:
                 run.pause()
                 run.save(self._asked.runs)
                 _say(f"{run.trial}: stopped after iteration {run.t} of {run.total}, {run.seconds:.1f} s")
-
-    @staticmethod
-    def _rest(moved: float) -> None:
-        """Every run has enough queued on the GPU; ProtocolError if that has been so for long."""
-        if time.monotonic() - moved > STILL_S:
-            raise ProtocolError(f"no run has finished an iteration for {STILL_S:g} s: the GPU stands still; take fewer "
-                                "--jobs, and say so in an issue")
-        time.sleep(0.0002)
+        faulthandler.cancel_dump_traceback_later()
 
     def _begun(self, trial: Trial, folder: Path, pool: Any) -> Tuple[Run, Any]:
         """The run, and its virtual times to come."""
         if self._device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()  # of runs that are over
         config = configuration(trial, folder, self._asked.data_dir)
-        key = config.dataset, config.num_examples, config.augment
+        key = tuple(str(getattr(config, name)) for name in IMAGES)
         if key not in self._images:
             self._images[key] = Images(config, self._device)
-        run = Run(trial, config, self._images[key])
+        run = Run(trial, config, self._images[key], self._free.pop() if self._free else ())
         run.load(self._asked.runs)
+        run.sources.append(self._source)
         _say(f"{trial}: begins at iteration {run.t} of {run.total}")
         sizes = [one.numel() for one in run.shown.parameters]
         return run, pool.apply_async(virtual_seconds, (trial.asked, config, sizes, run.each))
 
-    def _finish(self, run: Run, virtual: Any) -> None:
-        result = run.result(virtual.get(), self._versions, self._machine)
+    def _finish(self, run: Run, virtual_s: Sequence[float]) -> None:
+        result = run.result(virtual_s, self._versions, self._machine)
         results.add(result, self._asked.results / run.trial.file)
+        run.forget(self._asked.runs)
+        if run.streams:
+            self._free.append(run.streams)
         _say(f"{run.trial}: done: test accuracy {result.column('test_accuracy')[-1]:.2%}, {result.seconds:.0f} s")
 
 
@@ -146,7 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--scale", default="paper")
     add("--cells", metavar="GLOB", nargs="+", default=["*"], help="cells and seeds in their order, e.g. '*-4:0' '*:1'")
     add("--seeds", metavar="N", type=int, default=3)
-    add("--jobs", metavar="N", type=int, default=6, help="runs at a time (default: 6)")
+    add("--jobs", metavar="N", type=int, choices=range(1, MOST_JOBS + 1), default=MOST_JOBS,
+        help=f"runs at a time, at most {MOST_JOBS} (default)")
     add("--seconds", metavar="S", type=float, default=float("inf"), help="stop after so long; the same command goes on")
     add("--data-dir", metavar="DIR", type=Path)
     add("--results", metavar="DIR", type=Path, default=Path("docs/results"))

@@ -58,10 +58,10 @@ class Applied(Update):
 
     def __call__(self, w: Any, grad: Any, lr: Any, gradient_weight: float = 1.0, out: Any = None) -> Any:
         step = compiled(self._formula) if w.is_cuda else self._formula
-        out = w if out is None else out
-        grad = grad if gradient_weight == 1 else gradient_weight * grad
-        step(*(one.as_subclass(torch.Tensor) for one in (out, w)), grad, self.state, lr, **self._settings)
-        return out
+        before = w.as_subclass(torch.Tensor)
+        after = before if out is None or out is w else out.as_subclass(torch.Tensor)
+        step(after, before, grad if gradient_weight == 1 else gradient_weight * grad, self.state, lr, **self._settings)
+        return w if out is None else out
 
 
 @functools.lru_cache(maxsize=None)

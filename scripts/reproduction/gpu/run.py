@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import sys
 import time
@@ -12,13 +13,16 @@ import numpy as np
 import torch
 
 from kvstore import methods
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.seam import Pending
 from kvstore.methods.contract import Step, Update
+from kvstore.methods.delayed import DelayedWorker
+from kvstore.methods.sync import Synchronous
 from odsgd.config.train import TrainConfig
 from odsgd.training.data.data import Shards
 from odsgd.training.schedule import lr_at, lr_local_at
+from scripts.examples.networks import NETWORKS
 from scripts.reproduction import results
 from scripts.reproduction.declarations import Trial
 from scripts.reproduction.gpu.images import Images
@@ -36,12 +40,12 @@ AHEAD = 8
 class Run:
     """A trial from its first iteration to its result, an iteration at a time."""
 
-    def __init__(self, trial: Trial, config: TrainConfig, images: Images) -> None:
+    def __init__(self, trial: Trial, config: TrainConfig, images: Images, streams: Sequence[Any] = ()) -> None:
+        """`streams`: of a GPU, its own as long as it runs; the first ones are the workers', who share them."""
         self.trial, self.config, self.images, device = trial, config, images, images.device
         method = methods.find(config.kvstore)
         workers = trial.asked["cluster"]["workers"]
-        if method.asynchronous or method.takes != "gradients" or len(config.input_shape) != 3:
-            raise ConfigError(f"{trial}: its workers take no iteration side by side; run it by scripts/reproduce")
+        _check(trial, config)
         self.shards = Shards(len(images.labels), workers, config.batch_size, config.seed)
         self.each = self.shards.batches_per_epoch
         self.total = min(config.epochs * self.each, config.iterations or sys.maxsize)
@@ -51,7 +55,8 @@ class Run:
         self.shown = Replica(config, device)
         self.shown.network.eval()
         self.w = self.shown.flat.clone().as_subclass(Flat)
-        self.grads = torch.zeros(workers, len(self.w), device=device)
+        aligned = -(-len(self.w) // 64) * 64  # so that kernels read four floats at once of each worker's, too
+        self.grads = torch.zeros(workers, aligned, device=device)[:, :len(self.w)]
         self.update = Applied(config.optimizer, config.momentum, wd=config.wd)
         self.update.start(self.w)
         bucket = Bucket(0, 0, (Segment(Parameter(0, "all", (len(self.w),)), 0, len(self.w), 0),))
@@ -68,8 +73,13 @@ class Run:
         self.tally = torch.zeros(workers, 2, device=device)
         self.tests = torch.zeros(2, device=device)
         self.table = torch.zeros(config.epochs, 4, device=device)
-        self.seconds, self.starts, self._since = 0.0, 0, 0.0
-        self._streams = [torch.cuda.Stream(device) for _ in range(workers + 1)] if self.w.is_cuda else []
+        self.seconds, self._since = 0.0, 0.0
+        self.sources: List[str] = []
+        """Commit and tree of each of its starts."""
+        self._plan: Any = None  # of the epoch
+        self._rates = (-1.0, -1.0)
+        self._tested = False
+        self.streams = streams
         self._graphs: Dict[str, Any] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.w.is_cuda else None  # no two graphs of a run play at a time
         self._queued: Deque[Any] = collections.deque()
@@ -86,17 +96,19 @@ class Run:
 
     def advance(self) -> bool:
         """Queue an iteration, unless enough of them are queued; whether it did."""
-        if len(self._queued) >= AHEAD and not self._queued[0].query():
+        if self.t == self.total:
             return False
-        if self._queued and len(self._queued) >= AHEAD:
+        if len(self._queued) >= AHEAD:
+            if not self._queued[0].query():
+                return False
             self._queued.popleft()
         if not self._since:
-            self._since, self.starts = time.perf_counter(), self.starts + 1
-            if self._streams:
-                torch.cuda.synchronize()  # what it begins with was made on another stream
-        with torch.cuda.stream(self._streams[-1] if self._streams else None):
+            self._since = time.perf_counter()
+            if self.streams:
+                self.streams[-1].wait_stream(torch.cuda.default_stream())  # which has made what it begins with
+        with torch.cuda.stream(self.streams[-1]) if self.streams else contextlib.nullcontext():
             self._iterate()
-            if self._streams:
+            if self.streams:
                 self._queued.append(torch.cuda.current_stream().record_event())
         if self.over:
             self.pause()
@@ -108,45 +120,59 @@ class Run:
 
     def pause(self) -> None:
         """Nothing is queued any more, and its clock stands still."""
-        if self._streams:
-            self._streams[-1].synchronize()
+        if self.streams:
+            self.streams[-1].synchronize()
         self.seconds += time.perf_counter() - self._since
         self._since = 0.0
 
     def _iterate(self) -> None:
         epoch, index = divmod(self.t, self.each)
-        if index == 0 or not self._graphs:
-            self.lr.fill_(lr_at(self.config, self.t, self.each))
-            local = lr_local_at(self.config, self.t, self.each)
-            self.lr_local.fill_(lr_at(self.config, self.t, self.each) if local is None else local)
+        first = self._plan is None
+        if index == 0 or first:
             self._plan = self.images.plan(self.shards, epoch)
+        self._set_rates()
         self.planned.copy_(self._plan[index])
         self.t += 1
-        # The first iteration, and the one where the local steps begin, are not like those that follow.
-        alone = self.t == self.warm + 1 or not self._graphs.get("begun")
-        kind = "" if alone else f"{self.t <= self.warm} {self.t % 2}"
         self.server.turn = self.t % 2
+        # The first iteration, and the one where the local steps begin, are not like those that follow.
+        kind = "" if first or self.t == self.warm + 1 else f"{self.t <= self.warm} {self.t % 2}"
         self._play(kind, lambda: self._together(Step(self.t, self.lr, self.lr_local)))
         self._hold()
-        self._graphs["begun"] = True
         if index == self.each - 1 or self.over:
-            self._play("test" if self._graphs.get("tested") else "", self._test)
-            self._graphs["tested"] = True
+            self._play("test" if self._tested else "", self._test)
+            self._tested = True
             self.table[epoch].copy_(torch.cat([self.tally.sum(0), self.tests]))
             self.tally.zero_()
 
+    def _set_rates(self) -> None:
+        lr, lr_local = lr_at(self.config, self.t, self.each), lr_local_at(self.config, self.t, self.each)
+        rates = lr, lr if lr_local is None else lr_local
+        if rates != self._rates:
+            self._rates = rates
+            self.lr.fill_(rates[0])
+            self.lr_local.fill_(rates[1])
+
     def _play(self, kind: str, work: Callable[[], None]) -> None:
         """Do `work`, from its second time on as a graph; '': as it is."""
-        if not self._streams or not kind:
+        if not self.streams or not kind:
             return work()
         if kind not in self._graphs:
-            graph = self._graphs[kind] = torch.cuda.CUDAGraph()
-            gc.disable()  # it may free what belongs to another graph
+            self._graphs[kind] = self._recorded(work)
+        self._graphs[kind].replay()
+
+    def _recorded(self, work: Callable[[], None]) -> Any:
+        """A graph of `work`, with memory of its own for what cuBLAS keeps for each stream."""
+        graph = torch.cuda.CUDAGraph()
+        gc.disable()  # it may free what belongs to another graph
+        try:
+            torch._C._cuda_clearCublasWorkspaces()
             graph.capture_begin(self._pool, "thread_local")
             work()
             graph.capture_end()
+            torch._C._cuda_clearCublasWorkspaces()
+        finally:
             gc.enable()
-        self._graphs[kind].replay()
+        return graph
 
     def _hold(self) -> None:
         """What the methods' files would hold now, where they have not run, but were played."""
@@ -164,16 +190,19 @@ class Run:
                 replica = self.replicas[m]
                 replica.flat.copy_(self.weights[m])
                 self.tally[m] += replica.gradient(*self.images.batch(self.planned[m]), out=self.grads[m])
-        for stream in self._streams[:-1]:
+        for stream in self.streams[:min(len(self.workers), len(self.streams) - 1)]:
             torch.cuda.current_stream().wait_stream(stream)
         for m, worker in enumerate(self.workers):
             self.weights[m] = worker.iterate(self.grads[m], step)
 
     def _beside(self, m: int) -> Any:
-        """On a stream of worker m's own, after what is queued."""
-        if self._streams:
-            self._streams[m].wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self._streams[m] if self._streams else None)
+        """On a stream beside, after what is queued."""
+        if not self.streams:
+            return contextlib.nullcontext()
+        stream = self.streams[m % (len(self.streams) - 1)]
+        if m < len(self.streams) - 1:
+            stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(stream)
 
     def _test(self) -> None:
         """The global weights, with the mean of the workers' statistics, on the test set."""
@@ -195,14 +224,17 @@ class Run:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save({"t": self.t, "seconds": self.seconds, "starts": self.starts,
-                    "tensors": [one.as_subclass(torch.Tensor) for one in self._tensors()]}, folder / self._file)
+        draft = folder / f"{self._file}.draft"
+        torch.save({"t": self.t, "seconds": self.seconds, "sources": self.sources,
+                    "tensors": [one.as_subclass(torch.Tensor) for one in self._tensors()]}, draft)
+        draft.replace(folder / self._file)
 
     def load(self, folder: Path) -> None:
+        """Go on from what `save` has kept of the same trial, if it has."""
         if not (folder / self._file).exists():
             return
         saved = torch.load(folder / self._file, map_location=self.images.device)
-        self.t, self.seconds, self.starts = saved["t"], saved["seconds"], saved["starts"]
+        self.t, self.seconds, self.sources = saved["t"], saved["seconds"], saved["sources"]
         if self.t > self.warm:
             for worker in self.workers:
                 if worker.local_optimizer:
@@ -210,6 +242,10 @@ class Run:
         for mine, its in zip(self._tensors(), saved["tensors"]):
             mine.copy_(its)
         self._hold()
+
+    def forget(self, folder: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / self._file).unlink()
 
     @property
     def _file(self) -> str:
@@ -225,13 +261,28 @@ class Run:
                     loss / (done * batch), hits / (done * batch), test_loss / tests, test_hits / tests,
                     virtual_s[epoch]))])
         trial = self.trial
+        commits, trees = zip(*map(str.split, self.sources))
+        versions = {**versions, "commit": ", ".join(dict.fromkeys(commits)), "tree": ", ".join(dict.fromkeys(trees))}
         config = {key: value for key, value in self.config.to_dict().items()
                   if key not in NOT_KEPT and value is not None}
         return Result(cell=trial.cell.name, seed=trial.seed, paper=trial.item.paper, item=trial.item.name,
                       scale=trial.scale.name, asked=trial.asked, config=config, versions=versions, machine=machine,
-                      parameters=len(self.w), starts=self.starts, seconds=round(self.seconds, 1),
+                      parameters=len(self.w), starts=len(self.sources), seconds=round(self.seconds, 1),
                       rows=results.thinned(rows), staleness=None)
 
 
 def _finite(value: float) -> Optional[float]:
     return float(f"{value:.7g}") if np.isfinite(value) else None
+
+
+def _check(trial: Trial, config: TrainConfig) -> None:
+    """ConfigError for what only a store's job does."""
+    if methods.find(config.kvstore).worker not in (Synchronous, DelayedWorker) or config.model not in NETWORKS:
+        raise ConfigError(f"{trial}: here run ssgd, odsgd and delayed, with {', '.join(NETWORKS)}; run it by "
+                          "scripts/reproduce")
+    asked, plain = config.to_dict(), TrainConfig(kvstore=config.kvstore).to_dict()
+    for name in ("optimizer_params", "dtype", "num_gpus", "num_cpus", "weights", "trainable", "codec", "codec_weights",
+                 "reduction"):
+        if asked[name] != plain[name]:
+            raise ConfigError(f"{trial}: {name} is {shown(asked[name])}, which a GPU's runs have not; run it by "
+                              "scripts/reproduce")
