@@ -86,7 +86,7 @@ class Window:
 
 
 class BucketBuffers:
-    """One bucket's two buffers. `last` was sent last; it holds the answer, or will."""
+    """One bucket's two buffers, or more. `last` was sent last; it holds the answer, or will."""
 
     def __init__(self, weights: NDArray) -> None:
         self._buffers = [Buffer(weights.size, weights.context), Buffer(weights.size, weights.context)]

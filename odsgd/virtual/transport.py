@@ -193,6 +193,8 @@ class VirtualSession(Session):
         if self.outer is not None and self.method.asynchronous and self.transport.stage.failed(
                 self.transport.worker_rank, self.step.t):
             self._come_back()
+        if self.transport.runs_ahead():
+            self.transport.seconds()  # lets time go on
         step = super().next_step(lr, lr_local)
         self.transport.stage.begins(self.transport.worker_rank, step.t)
         return step
@@ -254,6 +256,10 @@ class _OnStage(Transport):
         """When the last iteration that was begun is over, in virtual time. Lets others run until that is known."""
         return self.stage.seconds(self.worker_rank)
 
+    def runs_ahead(self) -> bool:
+        """Whether it has asked for more than time has had answered."""
+        return False
+
 
 class VirtualWorker(_OnStage, InProcess):
     """One worker's end of a virtual cluster with servers."""
@@ -270,22 +276,35 @@ class VirtualWorker(_OnStage, InProcess):
         self._synchronous = not traffic.asynchronous
         return layout.on_servers(parameters, traffic, self.stage.keys[self.worker_rank], self.stage.cluster)
 
+    def room(self, bucket: Bucket) -> NDArray:
+        self._make_room(bucket)
+        return super().room(bucket)
+
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
-        """Time goes on when this worker reads an answer, or is done with its iteration. So no push of an asynchronous
-        job waits for the answer to the one before, as `downpour` has them that fetches more rarely.
+        """Time goes on when a worker reads an answer, or is done with its iteration. So no push of an asynchronous job
+        waits here for the answer to the one before, as those of `downpour` need not that fetches more rarely.
         """
+        if self._synchronous:
+            return super().exchange(bucket, grad, lr)
+        self._make_room(bucket)
+        self._last.pop(bucket.id, None)
+        answer = super().exchange(bucket, grad, lr)
+        self._unanswered[bucket.id].append(self._last[bucket.id])
+        return answer
+
+    def _make_room(self, bucket: Bucket) -> None:
+        """The next message of this bucket has an array that holds no other one."""
         asked = self._unanswered[bucket.id]
         while asked and asked[0].arrived:
             asked.popleft()
-        if not self._synchronous and asked:
-            if len(asked) == MOST_UNANSWERED:
-                raise ConfigError(f"{MOST_UNANSWERED} pushes of worker {self.worker_rank} wait for their answers, and "
-                                  "each takes memory in virtual time; fetch more often (fetch_every)")
-            self._buffers[bucket.id].keep(len(asked))
-            del self._last[bucket.id]
-        answer = super().exchange(bucket, grad, lr)
-        asked.append(self._last[bucket.id])
-        return answer
+        if len(asked) == MOST_UNANSWERED:
+            raise ConfigError(f"{MOST_UNANSWERED} pushes of worker {self.worker_rank} wait for their answers, and each "
+                              "takes memory in virtual time; fetch more often (fetch_every)")
+        self._buffers[bucket.id].keep(len(asked))
+
+    def runs_ahead(self) -> bool:
+        """Whether a bucket has two pushes whose answers are still to come, as far as time has gone."""
+        return any(len(asked) > 1 and not asked[-2].arrived for asked in self._unanswered.values())
 
 
 class VirtualRing(_OnStage, InProcessRing):

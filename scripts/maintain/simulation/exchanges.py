@@ -60,6 +60,8 @@ class Run:
         self.closing: Set[int] = set()  # rows of workers that are done
         self.late: Set[int] = set()  # joiners that came when the others were done
         self.sink = Sink(self.world, "said")
+        for module in self.changes or ():  # what is no longer there to change is an error here, not a worker's
+            Image(self.changes, copied=COPIED, real=()).load(module)
         self._begin()
         self.world.run(600.0, lambda: len(self.done) == len(self.ranks))
         self._judge()

@@ -118,23 +118,36 @@ def test_the_time_is_known_however_many_answers_come_before() -> None:
     assert stage.run(work) == pytest.approx([0.1] * 8, rel=0.1)
 
 
-def test_pushes_whose_answers_take_longer_than_iterations_all_arrive_and_none_waits_for_another() -> None:
-    stage = VirtualStage(of({"workers": 2, "links": {"latency": "1s"}, "compute": {"iteration": "5ms"}}))
+def pushed(latency: str, fetch_every: int, iterations: int) -> List[Tuple[float, int]]:
+    """Each worker's global weights, less by all that was pushed, and arrays for messages."""
+    stage = VirtualStage(of({"workers": 2, "links": {"latency": latency}, "compute": {"iteration": "5ms"}}))
 
     def work(transport: Any) -> Tuple[float, int]:
-        made = kvstore.create("downpour", transport, push_every=1, fetch_every=6)
+        made = kvstore.create("downpour", transport, push_every=1, fetch_every=fetch_every)
         made.set_optimizer(mx.optimizer.SGD(learning_rate=1))
         w = mx.nd.zeros(3)
         made.broadcast(0, w, w)
         made.begin()
-        for t in range(20):
-            made.pushpull(0, mx.nd.ones(3) * 2 ** (t % 10) * (1 + 1024 * transport.worker_rank), out=w)
+        for t in range(iterations):
+            made.pushpull(0, mx.nd.ones(3) * 2 ** (t % 10) * (1 + 256 * transport.worker_rank), out=w)
         with made.global_weights():
             buffers, = transport._buffers.values()
             return float(w.asnumpy()[0]), len(buffers._buffers)
 
-    for w, messages in stage.run(work):
-        assert w == -2 * 1023 * (1 + 1025) and 2 < messages <= 7
+    return stage.run(work)
+
+
+@pytest.mark.parametrize("latency, fetch_every, iterations, most", [
+    ("1s", 6, 20, 7), ("50us", 6, 20, 2), ("50us", 300, 310, 3)])
+def test_pushes_all_arrive_and_have_arrays_of_their_own_until_they_are_answered(
+        latency: str, fetch_every: int, iterations: int, most: int) -> None:
+    for w, messages in pushed(latency, fetch_every, iterations):
+        assert w == -iterations // 10 * 1023 * (1 + 257) and messages <= most
+
+
+def test_too_many_pushes_without_an_answer_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"256 pushes of worker . wait for their answers.* fetch more often"):
+        pushed("10s", 300, 310)
 
 
 def test_a_fast_worker_pushes_more_often_than_a_slow_one() -> None:
