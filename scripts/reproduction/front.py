@@ -13,7 +13,7 @@ from odsgd.tools import piped
 from scripts.reproduction import words
 from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested, ruling
 from scripts.reproduction.declarations import ABOUT, BEYOND, Claim, Item, Paper
-from scripts.reproduction.measures import CONFIDENCE
+from scripts.reproduction.measures import CONFIDENCE, MEASURES
 
 HOW_TO_READ = f"""\
 These pages are written by `scripts/reproduce --report` from the files in [data](data) alone; do not edit them. How a
@@ -28,16 +28,17 @@ of those at the edge may be chance. A table shows the comparison that decides a 
 ✓ a claim holds; ✗ it does not; ? cannot be told. Of times, which are those of a simulated cluster: ✓ reproduced in the
 simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cannot fail there. The *size* is the share of
 the paper's training that our runs have, by examples. A verdict at a few per cent is one about the beginning of a
-training, which is where a delay costs most. A claim with a plan of seeds is decided when all planned runs are there.
+training, which is where a delay costs most. A claim with a plan of seeds is decided when all planned runs are there;
+before that only by the runs that were there when the plan was made, if they are enough.
 
 A number with × is a quotient of the two cells that are named; any other is a difference between them, in points.\
 """.replace(
     "95%", "95 %")
 
 LEAD = """\
-Nothing here ran on ImageNet, or on a GPU ([two runs](../how-to/reproduce.md#on-a-gpu) have come to four fifths of their
-length on one), and times are those of a simulated cluster. So what a reader of the OD-SGD paper asks first has an
-answer as far as small runs on two cores can give one:"""
+No run is on ImageNet, and none on a GPU is over ([two](../how-to/reproduce.md#on-a-gpu) have come to four fifths, and
+do not count). Times are those of a simulated cluster. So what a reader of the OD-SGD paper asks first has an answer as
+far as small runs on two cores can give one:"""
 
 SHORT = 70
 """Characters of a claim beside its interval."""
@@ -94,15 +95,17 @@ def _lead(every: Sequence[Ruled], loaded: Mapping[str, Runs]) -> List[str]:
 def _known(one: Ruled, loaded: Mapping[str, Runs]) -> str:
     """A claim in a few words, with our number so far."""
     finding, verdict = one.found.decisive, one.found.verdict
-    says = {OPEN: "whether ", FAILS: "*not* that "}.get(verdict, "") + one.claim.known
+    says = {OPEN: "whether ", FAILS: "*not reproduced:* "}.get(verdict, "") + one.claim.known
     if finding is None:
         return f"{says} ({one.link}: {one.found.missing})"
     certain = ", where it cannot be otherwise" if one.claim.certain and verdict == HOLDS else ""
     size = _share(one, loaded[one.paper.name])
-    at = f" at {size} of the training" if size else ""
+    at = f", at {size} of the training" if size else ""
     paper = f", the paper {words.number(finding, finding.paper)}" if finding.paper is not None else ""
-    of = f"{finding.name}: " if len(one.claim.tests) > 1 else ""
-    return f"{says}{certain} ({one.link}: {of}{words.interval(finding)}{at}{paper})"
+    what = MEASURES[finding.comparison.sides[0][1]].label
+    of = f"{finding.name}, {what}: " if len(one.claim.tests) > 1 else ""
+    seeds = f", {finding.estimate.seeds} seeds" if finding.estimate.seeds > 1 else ""
+    return f"{says}{certain} ({one.link}: {of}{words.interval(finding)}{seeds}{at}{paper})"
 
 
 def _counts(papers: Sequence[Paper], every: Mapping[str, Sequence[Ruled]]) -> str:
