@@ -68,11 +68,12 @@ def test_of_two_crashes_on_a_ring_none_is_said_to_be_the_consequence() -> None:
 
 
 def test_behind_a_silent_agent_of_a_ring_another_may_have_failed_first() -> None:
-    """So one that MPI crashed is not blamed without a doubt."""
-    for heard_at, doubt in ((9.0, True), (10.3, False)):
+    """So who was crashed by MPI is not blamed without a doubt, nor who was ended by it and whose agent says no more."""
+    for code, heard_at, doubt in ((-signal.SIGSEGV, 9.0, True), (-signal.SIGSEGV, 10.0, False),
+                                  (1, 10.0, True), (1, 10.3, False)):
         judge = running(*NAMES[2:], names=NAMES[2:])
         judge.liveness.heard(["worker 1"], heard_at)
-        judge.exited("worker 0", -signal.SIGSEGV, 10.0)
+        judge.exited("worker 0", code, 10.0)
         assert (judge.tick(10.0 + SETTLE_S) is None) == doubt
         text = "nothing has been heard since of worker 1: whether another failed first is not known"
         assert (text in verdict_at(judge, 10.0 + LAST_WORDS_S).message) == doubt
