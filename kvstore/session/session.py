@@ -156,6 +156,8 @@ class Session:
         lines = [f"store {self.method.name}: {options}"]
         if self.optimizer is not None:
             lines.append(f"optimizer {json.dumps(optimizers.describe(self.optimizer), sort_keys=True)}")
+        if self.own_step:
+            lines.append(f"the script's own steps {json.dumps(self.own_step, sort_keys=True)}")
         return lines
 
     def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
@@ -332,15 +334,14 @@ class Session:
     def _inner_step(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
         """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""
         update = self.workers[bucket.id].local_optimizer
-        if not self.joined and not self.first_of_joiner and update is not None:
+        if not self.joined and not self.first_of_joiner(step.t) and update is not None:
             own = self.local_steps[bucket.id]
             own.skips = own.skips and own.reporting_skips()  # nobody else sees this gradient
             self.w_local[bucket.id] = update(self.w_local[bucket.id], grad, step.lr, out=self._stepped[bucket.id])
 
-    @property
-    def first_of_joiner(self) -> bool:
-        """Whether this iteration's gradient was taken at weights that a worker made before it got those of its job."""
-        return self.transport.joins and self.step.t <= joined_at() + 1
+    def first_of_joiner(self, t: int) -> bool:
+        """Whether the gradient of iteration `t` was taken at weights that a worker made before it got its job's."""
+        return self.transport.joins and t <= joined_at() + 1
 
     def due(self) -> List[int]:
         """The fragments for which the method has its turn in this iteration."""

@@ -5,6 +5,7 @@ script waits for the engine: until nothing uses the flat array any more, or unti
 """
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 
 from kvstore.engine import engine
@@ -15,6 +16,7 @@ from kvstore.messages.buckets import Bucket, Segment
 FLATS = 8  # whose views are kept
 SAMPLED = 16
 """Elements of each parameter of a bucket that are compared, since what is written through `.data` has no version."""
+FLOAT_NBYTES = 4
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
@@ -128,6 +130,8 @@ class TensorLane:
         self._sample = Sample(self.parts)
         self.w: Optional[NDArray] = None
         """The weights of the next iteration, once they are asked for."""
+        self.rest: Optional[np.ndarray] = None
+        """Where the method takes weights: what of them parameters in half precision did not hold when shown last."""
         self.due: Optional[NDArray] = None
         """The same from the end of the iteration until the parameters hold them."""
         self._own = engine.InTurn(bucket.size, context, 2)
@@ -175,6 +179,15 @@ class TensorLane:
                 else:
                     self._stage(one, segment, view)
         self.hold()
+
+    def keep_rest(self, flat: NDArray) -> None:
+        """After `show`: of parameters in half precision, what of these weights they cannot hold, which is no step."""
+        if any(one.tensor.element_size() < FLOAT_NBYTES for _, one in self.parts):
+            self.rest = engine.memory(flat) - engine.memory(self.weights(anew=False))
+
+    def add_rest(self, flat: NDArray) -> None:
+        if self.rest is not None:
+            engine.memory(flat)[:] += self.rest
 
     def hold(self) -> None:
         for _, one in self.parts:

@@ -114,6 +114,7 @@ class Optimizer(torch.optim.Optimizer):
         self._at_step: List[TensorLane] = []
         self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
         self._hooks: List[Any] = []  # handles of what was put into the model
+        store.session.own_step = self._own_step()
         store.take(functools.partial(_tensors, model), self._described(), translated)
         store.optimizer = self
         self._watch()
@@ -306,6 +307,10 @@ class Optimizer(torch.optim.Optimizer):
     def _translated(optimizer: torch.optim.Optimizer) -> Any:
         """What is applied in its place; None: nothing is."""
         return translation.translated(optimizer)
+
+    def _own_step(self) -> Dict[str, Any]:
+        """What is the same on all workers of the steps that the given optimizer takes; nothing: it takes none."""
+        return {}
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
         """Parameter groups, and the optimizer's own state where it has one."""

@@ -4,6 +4,8 @@
     optimizer.step()    the script's optimizer takes its step, and an iteration is counted; every H of them the store
                         exchanges what the parameters hold, and they hold what comes of it when the call returns
 """
+import functools
+import sys
 from typing import Any, Callable, Dict, Optional
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from kvstore.errors import ConfigError
 from kvstore.fronts.torch.optimizer import Optimizer
 from kvstore.fronts.torch.store import TorchStore
+from kvstore.job import environment
 
 
 class Stepping(Optimizer):
@@ -19,7 +22,9 @@ class Stepping(Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, store: TorchStore) -> None:
         super().__init__(optimizer, model, store)
         self._share_state()
-        store.session.own_step = {"optimizer": type(optimizer).__name__, "lr": self._rates_now()}
+
+    def _own_step(self) -> Dict[str, Any]:
+        return {"optimizer": type(self._given).__name__, "lr": self._rates_now()}
 
     def _share_state(self) -> None:
         self.param_groups, self.state = self._given.param_groups, self._given.state
@@ -29,7 +34,8 @@ class Stepping(Optimizer):
         self._check_trained()
         self.store.begin()
         loss = None
-        if not self._overflowed() and not self.store.session.first_of_joiner:  # else it takes part without a step
+        stale = self.store.session.first_of_joiner(self.store.iteration + 1)
+        if not self._overflowed() and not stale:  # else it takes part without a step
             loss = self._given.step() if closure is None else self._given.step(closure)
         self.store.stepped()
         return loss
@@ -61,3 +67,16 @@ class Stepping(Optimizer):
     def _watch(self) -> None:
         self._watch_saving()
         self._watch_shards()
+        self._hooks.append(self._model.register_load_state_dict_post_hook(self._loaded))
+
+    def _loaded(self, *_: Any) -> None:
+        """The script has loaded weights into the model."""
+        if self.store.lanes and self.store._shown is None:
+            warn_of_loaded(self.store.name)
+
+
+@functools.lru_cache(maxsize=None)  # once
+def warn_of_loaded(store: str) -> None:
+    print(f"{environment.who()}: warning: weights were loaded into the model after the first step; `{store}` takes the "
+          "way there for steps of this worker, and its outer momentum goes on: to go back, make a new store and a new "
+          "od.Optimizer", file=sys.stderr, flush=True)

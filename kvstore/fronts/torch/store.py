@@ -22,6 +22,7 @@ from kvstore.fronts import choice
 from kvstore.fronts.base import FrontEnd, Snapshot
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement
+from kvstore.messages import buckets as layout
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Export, Saved, Servers, Transport
 from kvstore.methods import fit
@@ -152,6 +153,7 @@ class TorchStore(FrontEnd):
         for parameter in (one.parameter for one in self._trained.values()):
             before = _stores.get(id(parameter))
             if before is not None:
+                before._tell_unsent()
                 before._leave_model()
             _stores[id(parameter)] = self
         self._share()
@@ -190,7 +192,7 @@ class TorchStore(FrontEnd):
         if self.lanes:
             return
         mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
-        if not isinstance(self.session.transport, Servers):  # whose weights are worker 0's
+        if self.takes_weights or not isinstance(self.session.transport, Servers):  # whose weights are worker 0's
             agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
                             "same; load a checkpoint before it is made, or on all workers", self._weights_as_text())
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
@@ -316,10 +318,27 @@ class TorchStore(FrontEnd):
 
     def _exchange(self, lanes: Sequence[TensorLane], step: Step) -> None:
         before = [lane.weights(anew=False) for lane in lanes]
+        for lane, x in zip(lanes, before):
+            lane.add_rest(x)
         after = [self.session.iterate_weights(lane.bucket, x, step) for lane, x in zip(lanes, before)]
         for lane, x, w in zip(lanes, before, after):
             if w is not x:  # else the fragment was sent, and its answer is applied later
                 lane.show(w)
+                lane.keep_rest(w)
+
+    def worker_state(self) -> Saved:
+        arrays, meta = super().worker_state()
+        for lane in self.lanes:
+            if lane.rest is not None:
+                layout.split(lane.bucket, lane.rest, arrays, "rest/")
+        return arrays, meta
+
+    def _open(self, lanes: List[TensorLane]) -> None:
+        arrays = {} if self._saved is None else self._saved[0]
+        for lane in lanes:
+            if f"rest/{lane.bucket.first.name}" in arrays:
+                lane.rest = layout.join(lane.bucket, arrays, "rest/")
+        super()._open(lanes)
 
     def _own_weights(self) -> List[NDArray]:
         if self.takes_weights and self._shown is None:  # else they were taken before others were shown

@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvstore.errors import ConfigError  # noqa: E402
+from kvstore.errors import ConfigError, ProtocolError  # noqa: E402
+from kvstore.fronts.torch import stepping  # noqa: E402
 from kvstore.fronts.torch.optimizer import Optimizer  # noqa: E402
 from kvstore.fronts.torch.store import create  # noqa: E402
 from kvstore.transports.in_process import Stage  # noqa: E402
@@ -255,3 +256,118 @@ def test_an_optimizer_with_a_state_is_refused() -> None:
     step(net, used, 0, 0)
     with pytest.raises(ConfigError, match="this AdamW has a state already"):
         Optimizer(used, net, create("diloco", Stage(1).worker(0)))
+
+
+def made(transport: Any, kind: Any = torch.optim.SGD, dtype: Any = torch.float32, name: str = "diloco", lr: float = 1.0,
+         **options: Any) -> Any:
+    """A weight of 1, its optimizer and its store."""
+    net = torch.nn.Linear(1, 1, bias=False).to(dtype)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+    store = create(name, transport, **options)
+    return net, Optimizer(kind(net.parameters(), lr=lr), net, store), store
+
+
+def stepped(net: Any, optimizer: Any, grad: float) -> float:
+    net.weight.grad = torch.full_like(net.weight, grad)
+    optimizer.step()
+    return float(net.weight.detach())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wrong", [0, None])
+def test_saved_states_of_different_moments_are_an_error(way: str, wrong: Any) -> None:
+    def save(transport: Any) -> List[Any]:
+        net, optimizer, _ = made(transport, H=2)
+        states = []
+        for t in range(6):
+            stepped(net, optimizer, 0.1 * transport.worker_rank)
+            states += [copy.deepcopy(optimizer.state_dict())] if t % 3 == 2 else []
+        return states
+
+    stage = Stage(2, timeout_s=60)
+    saved = stage.run(save, getattr(stage, way))
+
+    def go_on(transport: Any, of: Any) -> int:
+        net, optimizer, store = made(transport, H=2)
+        if of is not None:
+            optimizer.load_state_dict(saved[transport.worker_rank][of])
+        stepped(net, optimizer, 0.0)
+        return int(store.iteration)
+
+    stage = Stage(2, timeout_s=60)
+    assert stage.run(lambda wire: go_on(wire, 1), getattr(stage, way)) == [7, 7]
+    stage = Stage(2, timeout_s=60)
+    with pytest.raises(ProtocolError, match="differ in the (saved state that they go on from|weights at the first step)"):
+        stage.run(lambda wire: go_on(wire, wrong if wire.worker_rank else 1), getattr(stage, way))
+
+
+def test_what_half_precision_does_not_hold_is_no_step_and_adds_up() -> None:
+    """One of four workers moves by one unit in the last place in each round."""
+    def train(transport: Any, dtype: Any, saves: bool = False) -> Any:
+        net, optimizer, store = made(transport, dtype=dtype, H=1, lr_outer=0.7, momentum_outer=0.0)
+        for _ in range(30):
+            stepped(net, optimizer, -2.0 ** -7 if transport.worker_rank == 0 else 0.0)
+        state = copy.deepcopy(optimizer.state_dict())
+        if saves:
+            return state
+        with store.global_weights():
+            return float(net.weight.detach())
+
+    exact = Stage(4).run(lambda wire: train(wire, torch.float32))[0]
+    half = Stage(4).run(lambda wire: train(wire, torch.bfloat16))[0]
+    assert exact > 1.03 and abs(half - exact) <= 2.0 ** -8
+    state = Stage(4).run(lambda wire: train(wire, torch.bfloat16, True))[0]
+    assert any(name.startswith("rest/") for name in state["store"]["worker"]["arrays"])
+
+
+def test_weights_that_one_worker_alone_has_loaded_are_an_error_on_servers_too() -> None:
+    def train(transport: Any) -> None:
+        net, optimizer, _ = made(transport, H=2)
+        if transport.worker_rank == 0:
+            with torch.no_grad():
+                net.weight.fill_(10.0)
+        stepped(net, optimizer, 0.0)
+
+    with pytest.raises(ProtocolError, match="differ in the weights at the first step"):
+        Stage(2).run(train)
+
+
+@pytest.mark.parametrize("other", [{"lr": 0.1}, {"kind": torch.optim.AdamW}])
+def test_optimizers_of_the_script_that_differ_are_an_error(other: Dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="the script's own steps"):
+        Stage(2).run(lambda wire: made(wire, **(other if wire.worker_rank else {})))
+
+
+def test_weights_loaded_in_mid_run_and_steps_that_were_not_sent_are_told(capsys: Any) -> None:
+    def train(transport: Any) -> None:
+        net, optimizer, store = made(transport, H=3)
+        net.load_state_dict(net.state_dict())  # before the first step nothing is said
+        assert "loaded" not in capsys.readouterr().err
+        for _ in range(4):
+            stepped(net, optimizer, 0.0)
+        net.load_state_dict(net.state_dict())
+        store.close()
+
+    stepping.warn_of_loaded.cache_clear()
+    Stage(1).run(train)
+    said = capsys.readouterr().err
+    assert "weights were loaded into the model after the first step" in said
+    assert "have nothing of the 1 steps since the last exchange (iteration 3)" in said
+
+
+def test_a_joiner_leaves_out_the_step_at_its_own_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_JOINED", "1")
+    monkeypatch.setenv("ODSGD_JOINED_AT", "9")
+
+    def train(transport: Any) -> List[float]:
+        transport.joins = True
+        net = torch.nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            net.weight.fill_(0.0)
+        store = create("async_diloco", transport, H=100)
+        store.session.resume(9)
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=1.0), net, store)
+        return [stepped(net, optimizer, -1.0) for _ in range(3)]
+
+    assert Stage(1).run(train) == [[0.0, 1.0, 2.0]]
