@@ -311,7 +311,7 @@ class FrontEnd:
 
     def _open(self, lanes: List[Any]) -> None:
         """Train by these lanes: begin at their weights, or at the loaded state. Collective; waits."""
-        agreement.check(self.session.transport, "the saved state that they go on from, which is of one moment",
+        agreement.check(self.session.transport, "the saved state that they go on from",
                         self._moment())
         if self._saved is None:
             by_id = {lane.bucket.id: lane for lane in lanes}

@@ -182,8 +182,8 @@ class TensorLane:
 
     def keep_rest(self, flat: NDArray) -> None:
         """After `show`: of parameters in half precision, what of these weights they cannot hold, which is no step."""
-        if any(one.tensor.element_size() < FLOAT_NBYTES for _, one in self.parts):
-            self.rest = engine.memory(flat) - engine.memory(self.weights(anew=False))
+        half = any(one.tensor.element_size() < FLOAT_NBYTES for _, one in self.parts)
+        self.rest = engine.memory(flat) - engine.memory(self.weights(anew=False)) if half else None
 
     def add_rest(self, flat: NDArray) -> None:
         if self.rest is not None:

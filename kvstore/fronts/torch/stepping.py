@@ -67,12 +67,17 @@ class Stepping(Optimizer):
     def _watch(self) -> None:
         self._watch_saving()
         self._watch_shards()
-        self._hooks.append(self._model.register_load_state_dict_post_hook(self._loaded))
+        self._watch_loading()
 
-    def _loaded(self, *_: Any) -> None:
-        """The script has loaded weights into the model."""
-        if self.store.lanes and self.store._shown is None:
-            warn_of_loaded(self.store.name)
+    def _watch_loading(self) -> None:
+        """Loading into the model in mid-run is told. A function, as in `_watch_modules`."""
+        root, store = getattr(self._model, "_orig_mod", self._model), self.store
+
+        def loaded(module: torch.nn.Module, *_: Any) -> None:
+            if module is root and store.lanes and store._shown is None:
+                warn_of_loaded(store.name)
+
+        self._hooks.append(root.register_load_state_dict_post_hook(loaded))
 
 
 @functools.lru_cache(maxsize=None)  # once

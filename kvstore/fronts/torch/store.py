@@ -21,7 +21,7 @@ from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts import choice
 from kvstore.fronts.base import FrontEnd, Snapshot
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
-from kvstore.job import agreement
+from kvstore.job import agreement, environment
 from kvstore.messages import buckets as layout
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Export, Saved, Servers, Transport
@@ -194,7 +194,8 @@ class TorchStore(FrontEnd):
         mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
         if self.takes_weights or not isinstance(self.session.transport, Servers):  # whose weights are worker 0's
             agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
-                            "same; load a checkpoint before it is made, or on all workers", self._weights_as_text())
+                            "same; load a checkpoint before it is made, or on all workers; if the forward pass sets "
+                            "weights, call store.begin() before the first", self._weights_as_text())
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
         self._open([TensorLane(bucket, self._trained, self.session.transport.context)
                     for bucket in self.session.plan([self._parameters[name] for name in reversed(theirs)])])
@@ -339,6 +340,9 @@ class TorchStore(FrontEnd):
             if f"rest/{lane.bucket.first.name}" in arrays:
                 lane.rest = layout.join(lane.bucket, arrays, "rest/")
         super()._open(lanes)
+        if environment.joined() and self.takes_weights:
+            for lane in lanes:
+                lane.keep_rest(self.session.w_local[lane.bucket.id])
 
     def _own_weights(self) -> List[NDArray]:
         if self.takes_weights and self._shown is None:  # else they were taken before others were shown
