@@ -5,7 +5,6 @@ import atexit
 import contextlib
 import functools
 import sys
-import zlib
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
@@ -311,8 +310,6 @@ class FrontEnd:
 
     def _open(self, lanes: List[Any]) -> None:
         """Train by these lanes: begin at their weights, or at the loaded state. Collective; waits."""
-        agreement.check(self.session.transport, "the saved state that they go on from",
-                        self._moment())
         if self._saved is None:
             by_id = {lane.bucket.id: lane for lane in lanes}
             self.session.begin(lambda bucket: by_id[bucket.id].weights())
@@ -334,16 +331,6 @@ class FrontEnd:
         if self.options.uneven == "join":
             ending.follow()
             atexit.register(self._join_at_exit)
-
-    def _moment(self) -> List[str]:
-        """What saved states of one moment have in common, in lines; nothing: there is none."""
-        if self._saved is None:
-            return []
-        if self.session.method.asynchronous:  # workers are not at one iteration, nor at one version
-            return ["a saved state"]
-        return [f"iteration {self.iteration}", *(f"{name} {zlib.crc32(array.tobytes()):08x}"
-                                                 for name, array in self._saved[0].items()
-                                                 if name.startswith("global/"))]
 
     def _advise(self) -> None:
         self._warn(self.session.advice() if self.lr_local is None else None)

@@ -335,6 +335,7 @@ class TorchStore(FrontEnd):
         return arrays, meta
 
     def _open(self, lanes: List[TensorLane]) -> None:
+        agreement.check(self.session.transport, "the saved state that they go on from", self._moment())
         arrays = {} if self._saved is None else self._saved[0]
         for lane in lanes:
             if f"rest/{lane.bucket.first.name}" in arrays:
@@ -343,6 +344,16 @@ class TorchStore(FrontEnd):
         if environment.joined() and self.takes_weights:
             for lane in lanes:
                 lane.keep_rest(self.session.w_local[lane.bucket.id])
+
+    def _moment(self) -> List[str]:
+        """What saved states of one moment have in common, in lines; nothing: there is none."""
+        if self._saved is None:
+            return []
+        if self.session.method.asynchronous:  # workers are not at one iteration, nor at one version
+            return ["a saved state"]
+        return [f"iteration {self.iteration}", *(f"{name} {zlib.crc32(array.tobytes()):08x}"
+                                                 for name, array in self._saved[0].items()
+                                                 if name.startswith("global/"))]
 
     def _own_weights(self) -> List[NDArray]:
         if self.takes_weights and self._shown is None:  # else they were taken before others were shown
