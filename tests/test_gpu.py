@@ -161,5 +161,5 @@ def test_images_are_shifted_and_mirrored_as_for_odsgd_train(tmp_path: Path) -> N
         pixels, labels = images.batch(images.plan(run.shards, 3)[1, m])
         its = shift_and_mirror(arrays.train.images[examples], random_bits(0, 3, examples))
         assert torch.equal(labels, plain.labels[examples])
-        mean, std = (np.array(one, np.float32)[:, None, None] for one in (images.mean, images.std))
+        mean, std = (one.numpy()[:, None, None] for one in (images.mean, images.std))
         np.testing.assert_allclose(pixels.numpy(), (its - mean) / std, atol=1e-5)
