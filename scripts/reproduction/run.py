@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 
@@ -266,24 +266,34 @@ def collected(trial: Trial, folder: Path) -> Result:
     starts = [event for event in events if event["event"] == "start"]
     epochs = {event["epoch"]: event for event in events if event["event"] == "epoch"}  # written again: the later counts
     counted = [event for event in events if event["event"] == "staleness"]
-    commits, trees = zip(*map(str.split, (folder / SOURCES).read_text(encoding="utf-8").splitlines()))
     return Result(
         cell=trial.cell.name, seed=trial.seed, paper=trial.item.paper, item=trial.item.name, scale=trial.scale.name,
         asked=trial.asked,
-        config={key: value for key, value in starts[-1]["config"].items() if key not in NOT_KEPT and value is not None},
-        versions={**starts[-1]["versions"], "commit": ", ".join(dict.fromkeys(commits)),
-                  "tree": ", ".join(dict.fromkeys(trees))},
+        config=kept(starts[-1]["config"]),
+        versions={**starts[-1]["versions"],
+                  **from_sources((folder / SOURCES).read_text(encoding="utf-8").splitlines())},
         machine={"cpu": cpu(), "cores": os.cpu_count(), "threads": 1},
         parameters=starts[-1]["parameters"],
         starts=len(starts),
         seconds=round(sum(epoch["seconds"] for epoch in epochs.values()), 1),
-        rows=results.thinned([[_rounded(epochs[number].get(name)) for name in COLUMNS] for number in sorted(epochs)]),
-        staleness={"mean": _rounded(counted[-1]["staleness_mean"]), "max": counted[-1]["staleness_max"],
-                   "lr_mean": _rounded(counted[-1]["lr_mean"]), "histogram": counted[-1]["histogram"]}
+        rows=results.thinned([[rounded(epochs[number].get(name)) for name in COLUMNS] for number in sorted(epochs)]),
+        staleness={"mean": rounded(counted[-1]["staleness_mean"]), "max": counted[-1]["staleness_max"],
+                   "lr_mean": rounded(counted[-1]["lr_mean"]), "histogram": counted[-1]["histogram"]}
         if counted else None)
 
 
-def _rounded(value: Any) -> Any:
+def kept(config: Mapping[str, Any]) -> Dict[str, Any]:
+    """What a result has of a run's options."""
+    return {key: value for key, value in config.items() if key not in NOT_KEPT and value is not None}
+
+
+def from_sources(lines: Sequence[str]) -> Dict[str, str]:
+    """The commits and trees of all starts of a run, each once."""
+    commits, trees = zip(*map(str.split, lines))
+    return {"commit": ", ".join(dict.fromkeys(commits)), "tree": ", ".join(dict.fromkeys(trees))}
+
+
+def rounded(value: Any) -> Any:
     """Seven digits, which single precision has."""
     return float(f"{value:.7g}") if isinstance(value, float) else value
 

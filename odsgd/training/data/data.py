@@ -158,12 +158,17 @@ def _mix(bits: np.ndarray) -> np.ndarray:
     return bits ^ (bits >> np.uint64(31))
 
 
+def shifts(bits: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each example, how far the crop is down and to the right, and whether it is mirrored."""
+    span = np.uint64(2 * PAD + 1)
+    return (bits >> np.uint64(8)) % span, (bits >> np.uint64(32)) % span, bits & np.uint64(1)
+
+
 def shift_and_mirror(images: np.ndarray, bits: np.ndarray) -> np.ndarray:
     """CIFAR's usual augmentation: pad with black, crop the old size at a random place, mirror every other image."""
     height, width = images.shape[2:]
     padded = np.pad(images, ((0, 0), (0, 0), (PAD, PAD), (PAD, PAD)))
-    span = np.uint64(2 * PAD + 1)
-    down, right, mirror = (bits >> np.uint64(8)) % span, (bits >> np.uint64(32)) % span, bits & np.uint64(1)
+    down, right, mirror = shifts(bits)
     result = np.empty_like(images)
     for number, (y, x, flip) in enumerate(zip(down.tolist(), right.tolist(), mirror.tolist())):
         crop = padded[number, :, y:y + height, x:x + width]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from odsgd.config.train import TrainConfig
-from odsgd.training.data.data import PAD, Shards, in_memory, random_bits
+from odsgd.training.data.data import PAD, Shards, in_memory, random_bits, shifts
 
 
 class Images:
@@ -36,8 +36,7 @@ class Images:
         examples = shards.order(epoch)[:count]
         columns = [examples]
         if self.augment:
-            bits, span = random_bits(shards.seed, epoch, examples), np.uint64(2 * PAD + 1)
-            columns += [(bits >> np.uint64(8)) % span, (bits >> np.uint64(32)) % span, bits & np.uint64(1)]
+            columns += shifts(random_bits(shards.seed, epoch, examples))
         shape = (len(columns), shards.batches_per_epoch, shards.num_workers, shards.worker_batch_size)
         planned = np.stack([one.astype(np.int64) for one in columns]).reshape(shape).transpose(1, 2, 0, 3)
         tensor = torch.from_numpy(np.ascontiguousarray(planned))

@@ -4,12 +4,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
-import sys
+import math
 import time
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence
 
-import numpy as np
 import torch
 
 from kvstore import methods
@@ -21,7 +20,7 @@ from kvstore.methods.delayed import DelayedWorker
 from kvstore.methods.sync import Synchronous
 from odsgd.config.train import TrainConfig
 from odsgd.training.data.data import Shards
-from odsgd.training.schedule import lr_at, lr_local_at
+from odsgd.training.schedule import Schedule
 from scripts.examples.networks import NETWORKS
 from scripts.reproduction import results
 from scripts.reproduction.declarations import Trial
@@ -30,7 +29,7 @@ from scripts.reproduction.gpu.optimizers import Applied
 from scripts.reproduction.gpu.replica import Replica
 from scripts.reproduction.gpu.server import Flat, Server
 from scripts.reproduction.results import Result
-from scripts.reproduction.run import NOT_KEPT
+from scripts.reproduction.run import from_sources, kept, rounded
 
 TEST_BATCH = 1000
 AHEAD = 8
@@ -48,7 +47,8 @@ class Run:
         _check(trial, config)
         self.shards = Shards(len(images.labels), workers, config.batch_size, config.seed)
         self.each = self.shards.batches_per_epoch
-        self.total = min(config.epochs * self.each, config.iterations or sys.maxsize)
+        self.schedule = Schedule(config, self.each, workers)
+        self.total = self.schedule.total
         options: Any = config.options.in_iterations(self.each)
         self.warm = options.warmup.iterations() if "warmup" in method.option_names() else self.total
         self.replicas = [Replica(config, device) for _ in range(workers)]
@@ -126,7 +126,7 @@ class Run:
         self._since = 0.0
 
     def _iterate(self) -> None:
-        epoch, index = divmod(self.t, self.each)
+        epoch, index = self.schedule.place(self.t)
         first = self._plan is None
         if index == 0 or first:
             self._plan = self.images.plan(self.shards, epoch)
@@ -145,7 +145,7 @@ class Run:
             self.tally.zero_()
 
     def _set_rates(self) -> None:
-        lr, lr_local = lr_at(self.config, self.t, self.each), lr_local_at(self.config, self.t, self.each)
+        lr, lr_local = self.schedule.rates(self.t)
         rates = lr, lr if lr_local is None else lr_local
         if rates != self._rates:
             self._rates = rates
@@ -192,8 +192,8 @@ class Run:
                 self.tally[m] += replica.gradient(*self.images.batch(self.planned[m]), out=self.grads[m])
         for stream in self.streams[:min(len(self.workers), len(self.streams) - 1)]:
             torch.cuda.current_stream().wait_stream(stream)
-        for m, worker in enumerate(self.workers):
-            self.weights[m] = worker.iterate(self.grads[m], step)
+        for m, worker in enumerate(self.workers):  # `_hold` says what comes of it
+            worker.iterate(self.grads[m], step)
 
     def _beside(self, m: int) -> Any:
         """On a stream beside, after what is queued."""
@@ -261,18 +261,15 @@ class Run:
                     loss / (done * batch), hits / (done * batch), test_loss / tests, test_hits / tests,
                     virtual_s[epoch]))])
         trial = self.trial
-        commits, trees = zip(*map(str.split, self.sources))
-        versions = {**versions, "commit": ", ".join(dict.fromkeys(commits)), "tree": ", ".join(dict.fromkeys(trees))}
-        config = {key: value for key, value in self.config.to_dict().items()
-                  if key not in NOT_KEPT and value is not None}
         return Result(cell=trial.cell.name, seed=trial.seed, paper=trial.item.paper, item=trial.item.name,
-                      scale=trial.scale.name, asked=trial.asked, config=config, versions=versions, machine=machine,
+                      scale=trial.scale.name, asked=trial.asked, config=kept(self.config.to_dict()),
+                      versions={**versions, **from_sources(self.sources)}, machine=machine,
                       parameters=len(self.w), starts=len(self.sources), seconds=round(self.seconds, 1),
                       rows=results.thinned(rows), staleness=None)
 
 
 def _finite(value: float) -> Optional[float]:
-    return float(f"{value:.7g}") if np.isfinite(value) else None
+    return float(rounded(value)) if math.isfinite(value) else None
 
 
 def _check(trial: Trial, config: TrainConfig) -> None:
