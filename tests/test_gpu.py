@@ -1,6 +1,8 @@
 """Workers side by side (`scripts/reproduction/gpu`) against a store's job of threads; also on a GPU, if there is
 one.
 """
+import argparse
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -19,7 +21,7 @@ from odsgd.training.data.data import in_memory, random_bits, shift_and_mirror  #
 from odsgd.training.schedule import lr_at, lr_local_at  # noqa: E402
 from scripts.examples.networks import make  # noqa: E402
 from scripts.reproduction.declarations import Cell, Item, Scale, Trial  # noqa: E402
-from scripts.reproduction.gpu.__main__ import virtual_seconds  # noqa: E402
+from scripts.reproduction.gpu.__main__ import Several, virtual_seconds  # noqa: E402
 from scripts.reproduction.gpu.images import Images  # noqa: E402
 from scripts.reproduction.gpu.optimizers import Applied  # noqa: E402
 from scripts.reproduction.gpu.run import Run  # noqa: E402
@@ -41,12 +43,16 @@ CELLS: Dict[str, Dict[str, Any]] = {
     "a": {**MLP, "kvstore": "odsgd", "lr": 0.1, "momentum": 0.9, "optimizer_local": "dcasgd_a", "lamda": 0.5,
           "lr_local": 0.2, "warmup": 0},
     "poly": {**MLP, "kvstore": "odsgd", "lr": 0.1, "lr_decay": "poly", "lr_warmup": 3, "lr_local": 0.2, "warmup": 2},
-    "images": {**RESNET, "kvstore": "odsgd", "lr": 0.05, "momentum": 0.9, "lr_local": 0.05, "warmup": 1}}
+    "images": {**RESNET, "kvstore": "odsgd", "lr": 0.01, "momentum": 0.9, "lr_local": 0.01, "warmup": 1}}
+
+
+def trial_of(options: Dict[str, Any], seed: int = 0) -> Trial:
+    cluster = {"workers": WORKERS, "compute": {"iteration": "100ms"}}
+    return Trial(Item("od-sgd", "table-0", "", "run", cluster=cluster), Scale("small"), Cell("one", "", options), seed)
 
 
 def made(options: Dict[str, Any], tmp_path: Path, device: str = "cpu") -> Run:
-    cluster = {"workers": WORKERS, "compute": {"iteration": "100ms"}}
-    trial = Trial(Item("od-sgd", "table-0", "", "run", cluster=cluster), Scale("small"), Cell("one", "", options), 0)
+    trial = trial_of(options)
     config = configuration(trial, tmp_path, None)
     streams = [torch.cuda.Stream() for _ in range(3)] if device == "cuda" else ()
     run = Run(trial, config, Images(config, torch.device(device)), streams)
@@ -142,6 +148,27 @@ def test_the_result_has_the_clusters_times_and_what_was_learned(tmp_path: Path) 
     assert result.column("virtual_seconds") == pytest.approx([0.1 * run.each, 0.1 * run.total], rel=0.05)
     assert result.column("train_loss")[1] < result.column("train_loss")[0]
     assert 0.5 < result.column("test_accuracy")[1] <= 1
+
+
+def test_runs_share_a_device_and_the_next_takes_the_place_of_one_that_is_over(tmp_path: Path) -> None:
+    asked = argparse.Namespace(jobs=2, source="commit tree", data_dir=None, results=tmp_path, runs=tmp_path / "runs")
+    trials = [trial_of(CELLS["c"], seed) for seed in range(3)]
+    Several(asked, list(trials)).go_on(time.monotonic() + 120)
+    results = [one.result(tmp_path) for one in trials]
+    assert all(results) and len({tuple(one.column("train_loss")) for one in results if one}) == 3
+
+
+def test_statistics_are_those_of_the_batches_as_mxnet_counts_them(tmp_path: Path) -> None:
+    run = made(CELLS["images"], tmp_path)
+    torch.manual_seed(run.config.seed)
+    replica, theirs = run.replicas[0], make(run.config.model, run.config.input_shape, run.config.classes)
+    batch = run.images.batch(run.images.plan(run.shards, 0)[0, 0])
+    replica.gradient(*batch, out=run.grads[0])
+    theirs(batch[0])
+    count = batch[0].shape[0] * 8 * 8
+    mine, its = replica.norms[0], theirs[1]
+    torch.testing.assert_close(mine.running_mean, its.running_mean)
+    torch.testing.assert_close(mine.running_var - 0.9, (its.running_var - 0.9) * (count - 1) / count)
 
 
 def test_what_only_a_stores_job_does_is_refused(tmp_path: Path) -> None:

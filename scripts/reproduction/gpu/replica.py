@@ -1,14 +1,14 @@
 """The network of one worker."""
 from __future__ import annotations
 
-import functools
-from typing import Any, Sequence
+from typing import Any, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from odsgd.config.train import TrainConfig
 from scripts.examples.networks import make
+from scripts.reproduction.gpu.optimizers import compiled
 
 
 class Replica:
@@ -25,22 +25,22 @@ class Replica:
         self.flat = torch.cat([_flattened(one.detach()) for one in self.parameters])
         for one, part in zip(self.parameters, self.flat.split([one.numel() for one in self.parameters])):
             one.data = _shaped(part, one.shape)
-        norms = [one for one in self.network.modules() if isinstance(one, nn.BatchNorm2d)]
-        norms.sort(key=lambda one: -one.num_features)  # none begins where kernels cannot read four floats
-        found = [(one, name) for one in norms for name in ("running_mean", "running_var")]
+        self.norms = [one for one in self.network.modules() if isinstance(one, nn.BatchNorm2d)]
+        found = [(one, name) for one in self.norms for name in ("running_mean", "running_var")]
         self.statistics = torch.cat([torch.zeros(0, device=device), *(one._buffers[name] for one, name in found)])
         for (one, name), part in zip(found, self.statistics.split([len(one._buffers[name]) for one, name in found])):
             one._buffers[name] = part
-        for one in norms:
-            one.num_batches_tracked = None  # a kernel each, for nothing
-            one.forward = functools.partial(_normalized, one)
+        for one in self.norms:
+            one.__class__ = _Norm
 
     def gradient(self, images: Any, labels: Any, out: Any) -> Any:
         """Put the gradient of the mean loss into `out`; loss and right answers, summed."""
-        output = self.network(images)
-        loss = nn.functional.cross_entropy(output, labels)
+        learned = compiled(_learned) if images.is_cuda else _learned
+        loss, counted, seen = learned(self.network, self.norms, images, labels)
         torch.cat([_flattened(one) for one in torch.autograd.grad(loss, self.parameters)], out=out)
-        return _counted(loss.detach(), output.detach(), labels)
+        if self.norms:
+            self.statistics.lerp_(torch.cat(seen), self.norms[0].momentum)
+        return counted
 
     def tested(self, images: Any, labels: Any) -> Any:
         with torch.no_grad():
@@ -48,10 +48,24 @@ class Replica:
             return _counted(nn.functional.cross_entropy(output, labels), output, labels)
 
 
-def _normalized(norm: nn.BatchNorm2d, x: Any) -> Any:
-    """By PyTorch's own kernels: blocks of cuDNN's wait for each other, and those of other streams may keep them out."""
-    with torch.backends.cudnn.flags(enabled=False):
-        return nn.BatchNorm2d.forward(norm, x)
+class _Norm(nn.BatchNorm2d):
+    """In plain operations, which a compiler makes few kernels of. (cuDNN's blocks wait for each other, and those of
+    other streams may keep them out.)"""
+
+    def forward(self, x: Any) -> Any:
+        if not self.training:
+            return super().forward(x)
+        variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+        self.seen = mean.detach(), variance.detach()
+        wide = slice(None), None, None
+        return (x - mean[wide]) * (self.weight * torch.rsqrt(variance + self.eps))[wide] + self.bias[wide]
+
+
+def _learned(network: Any, norms: Sequence[_Norm], images: Any, labels: Any) -> Tuple[Any, Any, Any]:
+    """The mean loss; loss and right answers, summed; and what each of `norms` has seen of the batch."""
+    output = network(images)
+    loss = nn.functional.cross_entropy(output, labels)
+    return loss, _counted(loss.detach(), output.detach(), labels), [one for norm in norms for one in norm.seen]
 
 
 def _counted(loss: Any, output: Any, labels: Any) -> Any:
