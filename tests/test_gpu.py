@@ -166,7 +166,7 @@ def test_statistics_are_those_of_the_batches_as_mxnet_counts_them(tmp_path: Path
     replica.gradient(*batch, out=run.grads[0])
     theirs(batch[0])
     count = batch[0].shape[0] * 8 * 8
-    mine, its = replica.norms[0], theirs[1]
+    mine, its = replica.network[1], theirs[1]
     torch.testing.assert_close(mine.running_mean, its.running_mean)
     torch.testing.assert_close(mine.running_var - 0.9, (its.running_var - 0.9) * (count - 1) / count)
 

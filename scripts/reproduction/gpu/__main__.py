@@ -33,7 +33,7 @@ from scripts.reproduction.gpu.images import Images
 from scripts.reproduction.gpu.run import Run
 from scripts.reproduction.run import configuration, source
 
-SAID_S, STILL_S = 60.0, 180.0
+SAID_S, STILL_S = 60.0, 120.0
 """Between two lines of how far the runs are; without an iteration of any of them, until the process ends and says where
 it is.
 """
@@ -82,6 +82,7 @@ class Several:
         several = multiprocessing.get_context("spawn")
         with several.Pool(self._asked.jobs) as pool, tempfile.TemporaryDirectory() as folder:
             moved = said = watched = 0.0
+            faulthandler.dump_traceback_later(STILL_S, exit=True)
             while (self._waiting or self._running) and time.monotonic() < end:
                 if self._waiting and len(self._running) < self._asked.jobs:
                     self._running.append(self._begun(self._waiting.pop(0), Path(folder), pool))

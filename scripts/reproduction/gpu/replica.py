@@ -26,6 +26,7 @@ class Replica:
         for one, part in zip(self.parameters, self.flat.split([one.numel() for one in self.parameters])):
             one.data = _shaped(part, one.shape)
         self.norms = [one for one in self.network.modules() if isinstance(one, nn.BatchNorm2d)]
+        self.norms.sort(key=lambda one: -one.num_features)  # none begins where kernels cannot read four floats
         found = [(one, name) for one in self.norms for name in ("running_mean", "running_var")]
         self.statistics = torch.cat([torch.zeros(0, device=device), *(one._buffers[name] for one, name in found)])
         for (one, name), part in zip(found, self.statistics.split([len(one._buffers[name]) for one, name in found])):

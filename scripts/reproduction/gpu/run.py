@@ -78,7 +78,6 @@ class Run:
         """Commit and tree of each of its starts."""
         self._plan: Any = None  # of the epoch
         self._rates = (-1.0, -1.0)
-        self._tested = False
         self.streams = streams
         self._graphs: Dict[str, Any] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.w.is_cuda else None  # no two graphs of a run play at a time
@@ -122,8 +121,9 @@ class Run:
         """Nothing is queued any more, and its clock stands still."""
         if self.streams:
             self.streams[-1].synchronize()
-        self.seconds += time.perf_counter() - self._since
-        self._since = 0.0
+        if self._since:
+            self.seconds += time.perf_counter() - self._since
+            self._since = 0.0
 
     def _iterate(self) -> None:
         epoch, index = self.schedule.place(self.t)
@@ -139,8 +139,7 @@ class Run:
         self._play(kind, lambda: self._together(Step(self.t, self.lr, self.lr_local)))
         self._hold()
         if index == self.each - 1 or self.over:
-            self._play("test" if self._tested else "", self._test)
-            self._tested = True
+            self._play("test", self._test)
             self.table[epoch].copy_(torch.cat([self.tally.sum(0), self.tests]))
             self.tally.zero_()
 
@@ -153,10 +152,11 @@ class Run:
             self.lr_local.fill_(rates[1])
 
     def _play(self, kind: str, work: Callable[[], None]) -> None:
-        """Do `work`, from its second time on as a graph; '': as it is."""
-        if not self.streams or not kind:
+        """Do `work`, from its second time on as a graph; of kind '': never."""
+        if not self.streams or not kind or kind not in self._graphs:
+            self._graphs[kind] = None  # what compilers and libraries make ready cannot be recorded
             return work()
-        if kind not in self._graphs:
+        if self._graphs[kind] is None:
             self._graphs[kind] = self._recorded(work)
         self._graphs[kind].replay()
 
