@@ -306,8 +306,7 @@ class Judge:
         waited = now - self.failed_at
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
         doubtful = cause.is_secondary or (cause.unreported and not self.non_workers)
-        by_signal = cause.killed or cause.crashed  # a mere exit code is MPI's doing more often than the worker's own
-        unheard = self.liveness.unheard_since(self.failed_at, not by_signal) if doubtful else []
+        unheard = self.liveness.unheard_since(self.failed_at) if doubtful else []
         self.unheard_at = now if unheard else self.unheard_at
         old_news = now - self.unheard_at < SETTLE_S  # what an agent that is heard again says first
         if waited < SETTLE_S or ((exit_pending or unheard or old_news) and waited < LAST_WORDS_S):

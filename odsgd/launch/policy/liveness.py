@@ -148,12 +148,10 @@ class LivenessMonitor:
         warnings, self._warnings = self._warnings, []
         return warnings
 
-    def unheard_since(self, at: float, later: bool) -> List[str]:
-        """The processes of which no end is known, and whose agents have said nothing since then; `later`: nothing more
-        than what they said then.
-        """
-        return [process.name for process in self._processes.values() if process.agent_at is not None
-                and (process.agent_at <= at if later else process.agent_at < at)]
+    def unheard_since(self, at: float) -> List[str]:
+        """The processes of which no end is known, and whose agents have said nothing after that time."""
+        return [process.name for process in self._processes.values()
+                if process.agent_at is not None and process.agent_at <= at]
 
     # Decisions
 

@@ -1,4 +1,5 @@
 """When a job ends and whose fault it is said to be: events in, a verdict out, in a time of our own."""
+import itertools
 import signal
 from typing import List, Optional, Sequence
 
@@ -69,8 +70,7 @@ def test_of_two_crashes_on_a_ring_none_is_said_to_be_the_consequence() -> None:
 
 def test_behind_a_silent_agent_of_a_ring_another_may_have_failed_first() -> None:
     """So who was crashed by MPI is not blamed without a doubt, nor who was ended by it and whose agent says no more."""
-    for code, heard_at, doubt in ((-signal.SIGSEGV, 9.0, True), (-signal.SIGSEGV, 10.0, False),
-                                  (1, 10.0, True), (1, 10.3, False)):
+    for code, (heard_at, doubt) in itertools.product((-signal.SIGSEGV, 1), ((9.0, True), (10.0, True), (10.3, False))):
         judge = running(*NAMES[2:], names=NAMES[2:])
         judge.liveness.heard(["worker 1"], heard_at)
         judge.exited("worker 0", code, 10.0)
