@@ -9,8 +9,6 @@ and ``tensorboard --logdir runs`` shows them. A script's files lie in ``runs/boa
 them. `log` adds what it can tell by itself: the time of an iteration since the call before, and how much of that this
 worker has waited for weights. An Estimator has `odsgd.callbacks.OnBoard`.
 """
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib

@@ -9,8 +9,6 @@ worker's are as old as its last answer. At the end of an epoch these two take th
 All workers have them, with the same arguments: the global weights are collective. Worker 0 writes. An Estimator's
 metrics go to TensorBoard by `OnBoard()`, another of its event handlers.
 """
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -12,8 +12,6 @@
 
 With ``odsgd launch --max-restarts N`` such a script goes on by itself after a failure. All workers make the same calls.
 """
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
@@ -32,7 +30,7 @@ def latest(folder: Union[str, Path]) -> int:
 
 
 def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int = 3,
-         to: Optional[str] = None) -> CheckpointKeeper:
+         to: Optional[str] = None) -> "CheckpointKeeper":
     """Write a checkpoint after `every` iterations, and keep the last `kept`. Collective, before the first step.
 
     `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none as

@@ -2,8 +2,6 @@
 
 Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 and 75 as kvstore/errors.py has them.
 """
-from __future__ import annotations
-
 import importlib
 import os
 import select

@@ -1,6 +1,4 @@
 """Files that others have written: read up to a bound, with complaints in one line."""
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Union
 

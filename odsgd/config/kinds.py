@@ -1,6 +1,4 @@
 """Kinds of options that only a training run has."""
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any, Dict

@@ -3,8 +3,6 @@
 A job keeps the `JobOptions` as they are given. From the others `odsgd/launch/command.py` works out its processes, its
 hosts and its pods.
 """
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -251,14 +249,14 @@ class LaunchOptions(JobOptions, HostOptions):
             if self.launcher == "kubernetes" and field.name in ("host_ip", "remote_python"):
                 raise ConfigError(f"{flag_of(field)} does not work with --launcher kubernetes; a pod has its own")
 
-    def _is_given(self, field: dataclasses.Field[Any]) -> bool:
+    def _is_given(self, field: "dataclasses.Field[Any]") -> bool:
         return bool(getattr(self, field.name)) and getattr(self, field.name) != field.default
 
     def kept(self) -> Dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(JobOptions)}
 
 
-def fields() -> Dict[str, dataclasses.Field[Any]]:
+def fields() -> Dict[str, "dataclasses.Field[Any]"]:
     return {field.name: field for field in dataclasses.fields(LaunchOptions)}
 
 

@@ -3,8 +3,6 @@
 So a misspelt name is refused before any process of a job starts. The names are MXNet 1.9.1's and GluonCV
 0.10.5's; tests/odsgd/training/models/test_models.py compares them with what is installed.
 """
-from __future__ import annotations
-
 GLUON_MODELS = tuple("""
 alexnet densenet121 densenet161 densenet169 densenet201 inceptionv3
 mobilenet0.25 mobilenet0.5 mobilenet0.75 mobilenet1.0

@@ -1,6 +1,4 @@
 """The options of a training run that are no method's, each with default, kind and meaning."""
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from typing import Any, Dict, Optional, Tuple

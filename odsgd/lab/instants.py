@@ -1,6 +1,4 @@
 """When arrays were written, or had been read, as MXNet's engine sees it."""
-from __future__ import annotations
-
 import threading
 import time
 from typing import Sequence

@@ -8,8 +8,6 @@ the first one, in which everything starts.
 Without a timeline there are two parts, by worker 0's samples (`kvstore.fronts.gluon.waits`): what is waited for, and
 the rest.
 """
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import math

@@ -1,6 +1,4 @@
 """``odsgd report RUN...``"""
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import List, Sequence

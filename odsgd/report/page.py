@@ -1,6 +1,4 @@
 """One page on several runs: HTML, with its pictures inside."""
-from __future__ import annotations
-
 import base64
 from html import escape
 from typing import List, NamedTuple, Optional, Sequence

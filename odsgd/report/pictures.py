@@ -1,6 +1,4 @@
 """The pictures of a report. Each takes the axes to draw on and the runs, which keep their colour in all of them."""
-from __future__ import annotations
-
 import dataclasses
 import io
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple

@@ -1,6 +1,4 @@
 """The records that a run has left in metrics.jsonl, and what it came to."""
-from __future__ import annotations
-
 import itertools
 import json
 import math

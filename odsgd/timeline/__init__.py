@@ -7,8 +7,6 @@
     draw.py      the figure
     cli.py       `odsgd trace`
 """
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Optional
 

@@ -1,6 +1,4 @@
 """``odsgd trace merge|summary|draw``."""
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

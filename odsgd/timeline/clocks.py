@@ -5,8 +5,6 @@ worker, no server updates before it has begun everywhere, and none of its answer
 begin may be noted late, by a probe that waited for a core, and would then move a bound too far: so the tightest tenth
 of the bounds is left out. In an asynchronous job no round is everybody's: there the hosts' wall clocks have to do.
 """
-from __future__ import annotations
-
 import math
 from typing import Dict, List, Tuple
 

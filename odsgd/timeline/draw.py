@@ -3,8 +3,6 @@
 Per worker two rows: when its device computes, and when any of its buckets is being exchanged. Both carry the colour
 and the number of their iteration, so that one sees beside which computation an exchange runs.
 """
-from __future__ import annotations
-
 import collections
 from pathlib import Path
 from typing import Any, BinaryIO, Counter, Dict, List, Optional, Sequence, Tuple, Union

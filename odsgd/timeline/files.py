@@ -3,8 +3,6 @@
     timeline = read_timeline(Path("runs/trace"))    a folder of traces, one per process; or a file of `write`
     timeline.tracks[0].bars                         seconds since the first of the job
 """
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

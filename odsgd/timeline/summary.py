@@ -4,8 +4,6 @@ docs/how-to/timelines.md explains the shares; compute + exposed + idle = 1. An i
 compute to the begin of the next iteration's. The last iteration has no end, and the first one includes the start-up;
 both are left out unless they are asked for.
 """
-from __future__ import annotations
-
 import dataclasses
 from typing import Dict, List, Optional, Tuple
 

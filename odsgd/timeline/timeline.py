@@ -1,6 +1,4 @@
 """The parts of a timeline: bars, a track of them per process, and the tracks of a job."""
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Dict, List
 

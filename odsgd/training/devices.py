@@ -1,6 +1,4 @@
 """The devices that a worker computes on: ``--num-gpus``, ``--gpus`` or ``--num-cpus``, as MXNet contexts."""
-from __future__ import annotations
-
 from typing import Any, List
 
 from kvstore.engine._mxnet import mx

@@ -3,8 +3,6 @@
 In an asynchronous job nobody stops for it: the worker that evaluates takes a copy of the global weights as its epoch
 ends (`Store.snapshot`), and shows them to the network for one batch of the test after each of its own iterations.
 """
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
@@ -22,39 +20,19 @@ TestBatch = Callable[[List[Any], List[Any]], List[Any]]
 """Queues the passes of one batch of the test; the tallies of its devices."""
 
 
-def test(batches: Iterator[Any], compute: TestBatch) -> Sums:
-    """Loss and right answers of the weights that the network holds. Waits."""
-    evaluation = _Evaluation(batches, compute)
-    while evaluation.next():
-        pass
-    return evaluation.sums()
-
-
 def as_metrics(sums: Sums) -> Dict[str, float]:
     """Loss and accuracy under their names in the metrics."""
     return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
 
 
-class _Evaluation:
-    """A test that has begun."""
-
-    def __init__(self, batches: Iterator[Any], compute: TestBatch) -> None:
-        self._batches, self._compute, self._number, self._sums = batches, compute, 0, Sums()
-        self._meter = Meter(lambda _, part: self._sums.add(part))
-
-    def next(self) -> bool:
-        """Queue a batch; whether there was one."""
-        for xs, ys in self._batches:
-            pulse.substep = self._number
-            self._meter.add(self._number, self._compute(xs, ys), sum(len(y) for y in ys))
-            self._number += 1
-            return True
-        return False
-
-    def sums(self) -> Sums:
-        """The sums over all batches. Waits."""
-        self._meter.drain()
-        return self._sums
+def _tested(batches: Iterator[Any], compute: TestBatch, sums: Sums) -> Iterator[bool]:
+    """Queue a batch of the test at each step; after the last one, `sums` has loss and right answers. Waits then."""
+    meter = Meter(lambda _, part: sums.add(part))
+    for number, (xs, ys) in enumerate(batches):
+        pulse.substep = number
+        meter.add(number, compute(xs, ys), sum(len(y) for y in ys))
+        yield True
+    meter.drain()
 
 
 class Evaluator:
@@ -72,7 +50,8 @@ class Evaluator:
         self._config, self._store, self._batches, self._compute = config, store, batches, compute
         self._run_log, self._take_over, self.untold = run_log, take_over, untold
         self._snapshot: Any = None  # the weights that the evaluation beside the training is of
-        self._beside: Optional[_Evaluation] = None
+        self._beside: Optional[Iterator[bool]] = None
+        self._sums = Sums()
 
     @pulse.doing("evaluation")
     def evaluate(self) -> Dict[str, float]:
@@ -85,8 +64,11 @@ class Evaluator:
         """
         while True:
             self._take_over()
+            sums = Sums()
             with self._store.global_weights():
-                sums = Sums() if self._run_log.silent else test(self._batches(), self._compute)
+                if not self._run_log.silent:
+                    for _ in _tested(self._batches(), self._compute, sums):
+                        pass
             if not self._config.asynchronous or environment.joined():  # nobody sums up with a joiner
                 return as_metrics(sums)
             told = sum_over_workers(self._store, sums)
@@ -96,17 +78,18 @@ class Evaluator:
     def begin_beside(self, record: Dict[str, Any]) -> None:
         """Evaluate the global weights of now beside the next epoch; the record of this epoch is told then."""
         self.untold, self._snapshot = record, self._store.snapshot()
-        self._beside = _Evaluation(self._batches(), self._compute)
+        self._sums = Sums()
+        self._beside = _tested(self._batches(), self._compute, self._sums)
 
     def advance(self) -> bool:
         """After an iteration: queue the next batch of the evaluation beside it; whether there was one."""
         if self._beside is None:
             return False
         with self._store.showing(self._snapshot):
-            more = self._beside.next()
+            more = next(self._beside, False)
         if not more:
-            evaluation, self._beside, self._snapshot = self._beside, None, None
-            self._tell(as_metrics(evaluation.sums()))
+            self._beside = self._snapshot = None
+            self._tell(as_metrics(self._sums))
         return more
 
     @pulse.doing("evaluation")

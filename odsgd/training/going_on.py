@@ -1,6 +1,4 @@
 """Whether a run goes on with the run in its folder, and whether the two are of one kind."""
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 

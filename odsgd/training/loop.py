@@ -15,8 +15,6 @@ for checkpoints and at the end. Until then worker 0 evaluates a copy of the glob
 docs/reference/run-folder.md says what is reported. With `emulate_compute` only times are: there is no loss, and there
 are no weights worth a checkpoint.
 """
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,9 +1,8 @@
 """Loss, accuracy, speed and learning rates of one worker: of a few iterations, and of an epoch; and staleness."""
-from __future__ import annotations
-
+import collections
 import dataclasses
 import math
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 from kvstore.errors import DivergedError
 from kvstore.fronts.gluon.store import Store
@@ -110,10 +109,8 @@ class StalenessReader:
     def interval(self) -> Dict[str, float]:
         """Mean staleness of the gradients that arrived since the last call, and updates of the weights per second."""
         before, self._last = self._last, self._read()
-        earlier = before.counted.histogram
-        self.arrived = {tau: count - earlier.get(tau, 0) for tau, count in self._last.counted.histogram.items()
-                        if count > earlier.get(tau, 0)}
-        return {"staleness_mean": self._last.mean_since(before), "updates_per_s": self._last.speed_since(before)}
+        self.arrived = collections.Counter(self._last[0].histogram) - collections.Counter(before[0].histogram)
+        return {"staleness_mean": mean(self.arrived), "updates_per_s": _speed(before, self._last)}
 
     def result(self) -> Dict[str, Any]:
         """All that was counted, for a JSON file; after a resume of the whole run, but the speed of what came since.
@@ -121,32 +118,21 @@ class StalenessReader:
         `lost_workers`: those without whom the job has gone on (`--on-worker-loss continue`); what they pushed counts.
         """
         reading = self._read()
-        counted = reading.counted
+        counted, _ = reading
         return {"store": self._store.type, "num_workers": self._store.num_workers,
                 "staleness_mean": counted.mean, "staleness_max": counted.max,
                 "pushes": counted.pushes, "updates_per_bucket": counted.updates_per_bucket,
-                "updates_per_s": reading.speed_since(self._first), "lr_mean": counted.lr_mean,
+                "updates_per_s": _speed(self._first, reading), "lr_mean": counted.lr_mean,
                 "histogram": counted.histogram, "lost_workers": sorted(environment.absent_workers()),
                 "workers": {rank: {"staleness_mean": mean(taus), "staleness_max": max(taus),
                                    "pushes": sum(taus.values()), "histogram": taus}
                             for rank, taus in counted.by_worker.items()}}
 
-    def _read(self) -> _Reading:
-        return _Reading(self._store.statistics(), self._clock.read() or 0.0)
+    def _read(self) -> Tuple[Staleness, float]:
+        return self._store.statistics(), self._clock.read() or 0.0
 
 
-class _Reading:
-    """What was counted at an instant of the clock."""
-
-    def __init__(self, counted: Staleness, clock_s: float) -> None:
-        self.counted, self.clock_s = counted, clock_s
-        self.tau_sum = sum(tau * pushes for tau, pushes in counted.histogram.items())
-
-    def mean_since(self, before: _Reading) -> float:
-        """0 if nothing has arrived."""
-        return (self.tau_sum - before.tau_sum) / max(self.counted.pushes - before.counted.pushes, 1)
-
-    def speed_since(self, before: _Reading) -> float:
-        """Updates of a bucket per second; 0 if no time has passed."""
-        seconds = self.clock_s - before.clock_s
-        return (self.counted.updates_per_bucket - before.counted.updates_per_bucket) / seconds if seconds > 0 else 0.0
+def _speed(before: Tuple[Staleness, float], now: Tuple[Staleness, float]) -> float:
+    """Updates of a bucket per second; 0 if no time has passed."""
+    seconds = now[1] - before[1]
+    return (now[0].updates_per_bucket - before[0].updates_per_bucket) / seconds if seconds > 0 else 0.0

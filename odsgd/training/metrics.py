@@ -5,8 +5,6 @@ t - IN_FLIGHT after it has queued iteration t: by then it is there or about to b
 (and the batches in it) from growing without bound, and finds a loss that is not finite IN_FLIGHT iterations after it
 arose.
 """
-from __future__ import annotations
-
 import collections
 import dataclasses
 import json
@@ -31,7 +29,7 @@ class Sums:
     hits: float = 0.0
     examples: float = 0.0
 
-    def add(self, other: Sums) -> None:
+    def add(self, other: "Sums") -> None:
         self.loss += other.loss
         self.hits += other.hits
         self.examples += other.examples
@@ -122,16 +120,9 @@ class MetricsFile:
         self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  as long as this object
 
     def write(self, event: str, fields: Dict[str, Any]) -> None:
-        self._file.write(json.dumps(_json_safe({"event": event, **fields}), allow_nan=False) + "\n")
+        record = json.loads(json.dumps({"event": event, **fields}), parse_constant=lambda _: None)
+        self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
-
-
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _json_safe(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_safe(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

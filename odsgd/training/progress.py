@@ -4,8 +4,6 @@ others do not.
 In a job the terminal is the launcher's. It draws the line by the beats of this process (`odsgd.launch.view.overview`),
 and says by ODSGD_LIVE that it does.
 """
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any, Dict, Optional

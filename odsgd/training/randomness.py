@@ -4,8 +4,6 @@ Each iteration's draws are a function of (seed, iteration, rank): MXNet's genera
 no state that could be saved, and seeding at every checkpoint instead would let the result depend on how often one is
 made. It costs about 1.4 ms, so it is left out for networks that draw nothing, as most do.
 """
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any, Dict

@@ -1,8 +1,6 @@
 """What one worker tells of a run: lines (or a bar) for its user, and in its folder config.yaml, metrics.jsonl and, of
 an asynchronous job, staleness.json.
 """
-from __future__ import annotations
-
 import datetime
 import json
 import platform

@@ -19,8 +19,6 @@ A run may go on with another number of workers:
 >>> divmod(5 + progress.ahead, 6), progress.offset(1)  # of epoch 1 the first 1.5 of 6 batches have been dealt
 ((1, 2), -10)
 """
-from __future__ import annotations
-
 import math
 import sys
 from typing import List, NamedTuple, Optional, Sequence, Tuple
@@ -133,7 +131,7 @@ class EpochProgress(NamedTuple):
         """How many examples later the batches of this epoch begin."""
         return self.moved if epoch == self.epoch else 0
 
-    def divided_anew(self, iteration: int, examples: int, before: EpochShares, now: EpochShares) -> EpochProgress:
+    def divided_anew(self, iteration: int, examples: int, before: EpochShares, now: EpochShares) -> "EpochProgress":
         """The progress with other workers from `iteration` on, who share what is left of the epoch."""
         epoch, position = divmod(iteration + self.ahead, before.batches_per_epoch)
         dealt = position * before.global_batch + (self.offset(epoch) if position else 0)

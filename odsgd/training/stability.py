@@ -9,8 +9,6 @@ momentum even without any (Mitliagkas, Zhang, Hadjis, Ré, "Asynchrony begets Mo
 The method knows F. Where it divides lr by the staleness, F counts at most 2 in the effective step. The reasons, and how
 the bounds were measured: docs/explanation/staleness.md.
 """
-from __future__ import annotations
-
 from typing import List
 
 from kvstore.methods.local_optimizers import PLAIN

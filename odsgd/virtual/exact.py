@@ -36,7 +36,7 @@ from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.seam import TrafficSettings
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
-from odsgd.virtual import layout
+from kvstore.transports import sizing
 from odsgd.virtual.costs import Costs, Links
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.passes import PassTimes
@@ -123,7 +123,9 @@ class Simulation:
                  ) -> None:
         self.cluster, self.synchronous, self._ring = cluster, not method.asynchronous, transport != "server"
         self.buckets, self.num_workers = list(buckets), cluster.workers
-        window = None if self._ring else layout.window(parameters, traffic)
+        window = None  # no bound
+        if not (self._ring or traffic.asynchronous):
+            window = sizing.window_nbytes(sum(parameter.size for parameter in parameters), traffic.waits)
         self.programs = Programs(method, options, cluster.workers, buckets, self._ring, window)
         self.costs = Costs(cluster, method, self.buckets, traffic.codec, transport, slower)
         self.links = Links(cluster, self.buckets, traffic, slower)

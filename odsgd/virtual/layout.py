@@ -1,5 +1,5 @@
 """Buckets as the real transports lay them out, so that virtual messages are as large as real ones."""
-from typing import List, Optional, Sequence
+from typing import List, Sequence
 
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.seam import TrafficSettings
@@ -23,9 +23,3 @@ def round_pace(cluster: VirtualCluster) -> float:
     first = link if away == workers else 0.0
     there = max(away * link + receive, first + workers * receive)
     return (there + cluster.server.update + away * link) / 1e6
-
-
-def window(parameters: Sequence[Parameter], traffic: TrafficSettings) -> Optional[float]:
-    """Bytes that may be in flight to one server; None: an asynchronous job has no bound."""
-    floats = sum(parameter.size for parameter in parameters)
-    return None if traffic.asynchronous else sizing.window_nbytes(floats, traffic.waits)

@@ -1,6 +1,4 @@
 """The systems that are looked at, written as `odsgd bench` writes them, and the cluster that each would run on."""
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 

@@ -1,6 +1,4 @@
 """What to change first: the servers or codecs of a system, or a part of the cluster for one twice as fast."""
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Dict, List, NamedTuple, Sequence
 

@@ -1,6 +1,4 @@
 """``odsgd advise``."""
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

@@ -4,8 +4,6 @@
     >>> config.profile, config.workers, config.servers
     ('cluster.yaml', (8, 16), ('1', '2', '4', 'auto'))
 """
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Optional, Sequence, Tuple
 
@@ -84,7 +82,7 @@ class AdviseConfig:
     json: Optional[str] = option(None, PATH, "write everything there", group="What is told")
 
     @classmethod
-    def from_flags(cls, argv: Sequence[str]) -> AdviseConfig:
+    def from_flags(cls, argv: Sequence[str]) -> "AdviseConfig":
         """The question that a command line asks: the profile, and options."""
         fields = {field.name: field for field in dataclasses.fields(cls) if "kind" in field.metadata}
         profile, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)

@@ -1,6 +1,4 @@
 """What the adviser knows beside times: measured accuracies, and the range in which its times were checked."""
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

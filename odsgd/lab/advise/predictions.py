@@ -10,8 +10,6 @@ Besides what a method declares, a worker has per bucket
 and the servers have W, what has been pushed, and U's state. U is SGD with momentum, whose state is one array. Codecs
 add what they keep.
 """
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -124,7 +122,7 @@ class Oracle:
                           * _of_worker(job.method, job.options, workers, job.transport, job.programs),
                           self.nbytes * servers, pace.loads)
 
-    def _question(self, job: _Job) -> Tuple[Hashable, Tuple[Any, ...]]:
+    def _question(self, job: "_Job") -> Tuple[Hashable, Tuple[Any, ...]]:
         """A key, which is equal for systems that send and wait alike, and the arguments of `times.simulate`."""
         cluster, period = placed(self.cluster, job.system, job.workers), max(job.method.intervals(job.options))
         asked = tuple(tuple(job.programs.of(t)[0]) for t in range(1, WARM_UP + period + 1))

@@ -1,6 +1,4 @@
 """Advice as text, and as JSON."""
-from __future__ import annotations
-
 import json
 import textwrap
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple

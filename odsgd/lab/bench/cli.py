@@ -1,6 +1,4 @@
 """``odsgd bench``: measure, and report."""
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 It is `odsgd launch` with the flags that stand there and with servers that note their usage, stock MXNet's where that is
 measured.
 """
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

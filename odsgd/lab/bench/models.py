@@ -3,8 +3,6 @@
 Names are those below, the models of ``odsgd train``, whose shapes are read off the network (for 32x32 images), and
 numbers of parameters as ``7.5M`` or ``50k``: of a perceptron with five layers.
 """
-from __future__ import annotations
-
 import functools
 import math
 import re

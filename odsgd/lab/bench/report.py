@@ -1,6 +1,4 @@
 """The report of a benchmark: a table on the terminal, the same as Markdown with all options, and JSON."""
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools

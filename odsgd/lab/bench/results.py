@@ -1,6 +1,4 @@
 """From readings to findings: of each system at each setting the median of its jobs, and how near the limit it comes."""
-from __future__ import annotations
-
 import statistics
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 

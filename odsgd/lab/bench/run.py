@@ -1,6 +1,4 @@
 """The jobs of a benchmark, one after the other: for each rate a cluster, and on it every system in turn, repeatedly."""
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -26,7 +24,7 @@ LOOPBACK_GUESS = 5e8
 class Place(NamedTuple):
     """Where jobs run: a way to run a command on the launching machine, the launcher's flags, and B in bytes/s."""
 
-    run: Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
+    run: Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
     flags: Sequence[str]
     measure_goodput: Callable[[], List[float]]
 
@@ -217,7 +215,7 @@ class Stint(NamedTuple):
     warm_up: int
 
     @classmethod
-    def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float) -> Stint:
+    def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float) -> "Stint":
         wire_ms = 1000 * workers * nbytes(model) / (goodput if math.isfinite(goodput) else LOOPBACK_GUESS)
         compute_ms = compute.milliseconds(wire_ms)
         iterations = round(1000 * config.seconds / (compute_ms + wire_ms))

@@ -7,8 +7,6 @@ name `torch+` means PyTorch, and `sockets+` sockets in the place of ps-lite. SER
 are, each on a host of its own (on loopback all are on one machine); `auto`, the default, puts one beside every worker.
 A system on a ring, or whose workers own parts, has none.
 """
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import sys

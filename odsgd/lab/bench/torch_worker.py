@@ -2,8 +2,6 @@
 
 On the accelerator of backward.py, as ddp.py. Every stint has a store of its own.
 """
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

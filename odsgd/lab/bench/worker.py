@@ -9,8 +9,6 @@ other.
 Written to FOLDER/RANK.json: per stint the moments at which iterations began and ended, in seconds of the machine's one
 clock, and the usage of the process.
 """
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -6,8 +6,6 @@ namespaces, links and mounts. Nothing is pinned to a file, and there is nothing 
 
 The head's init holds a line to the tool, its stdin. Closed without a word it means that the tool has died.
 """
-from __future__ import annotations
-
 import shlex
 from typing import Dict, List, Mapping, Optional, Sequence
 

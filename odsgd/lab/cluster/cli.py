@@ -1,6 +1,4 @@
 """``odsgd cluster up|run|down``."""
-from __future__ import annotations
-
 import argparse
 import functools
 import shutil

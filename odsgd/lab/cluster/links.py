@@ -1,6 +1,4 @@
 """Rates of links, and the queueing discipline that makes a link so slow."""
-from __future__ import annotations
-
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError

@@ -1,6 +1,4 @@
 """``odsgd profile``."""
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

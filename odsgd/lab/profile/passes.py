@@ -4,8 +4,6 @@ MXNet's engine says so: an operation that writes a layer's weights runs when the
 that reads its gradient when that is there. Such operations hold the passes up themselves, so other iterations, without
 them, say how long the whole takes; the layers share that as they have shares of the first ones.
 """
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -4,8 +4,6 @@ store's rule on a server.
 Each is done on buckets of several sizes, over more memory than caches hold, and a line laid through the times: so much
 per call, so much per megabyte.
 """
-from __future__ import annotations
-
 import itertools
 import time
 from functools import partial

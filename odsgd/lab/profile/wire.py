@@ -3,8 +3,6 @@
 Two workers send to each other as fast as TCP does: the goodput. Then only worker 0 exchanges buckets with a server: one
 by one, which takes all delays together, and many at a time, where the slowest part sets the pace.
 """
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -21,7 +19,6 @@ from kvstore.job import agreement
 from kvstore.messages.seam import Transport
 from kvstore.transports.pslite import ParameterServer
 from kvstore.weights.servers import courier
-from odsgd.lab.bench import usage
 from odsgd.lab.cluster import goodput
 from odsgd.lab.profile.processor import Price, price
 
@@ -71,13 +68,13 @@ def _exchange(transport: ParameterServer, count: int, floats: int) -> Tuple[floa
     store.broadcast(list(range(count)), weights, weights)
     took, used = [1.0], [1.0]
     for _ in range(REPEAT if transport.worker_rank == 0 else 1):  # all begin: the store waits for that
-        began, before = time.perf_counter(), usage.processor_s()
+        began, before = time.perf_counter(), time.process_time()
         for key in range(count):
             store.pushpull(key, grads[key], out=weights[key])
         for weight in weights:
             weight.wait_to_read()
         took.append(time.perf_counter() - began)
-        used.append(usage.processor_s() - before)
+        used.append(time.process_time() - before)
     transport.total(np.zeros(1))
     return min(took), statistics.median(used)
 

@@ -17,8 +17,6 @@ A checkpoint that turns out to be damaged gives way to the one before it, with a
 Hosts. A worker's part lies under the same path on its own host, whether or not hosts share a file system. Manifest,
 servers.npz and weights.params are on worker 0's; it decides what is resumed and tells the others what to expect.
 """
-from __future__ import annotations
-
 import functools
 import json
 import threading
@@ -175,7 +173,7 @@ class UnfinishedCheckpoint:
         told = agreement.gather_texts(self._store.session.transport, self._failure(self._copies))
         return [f"{line}worker {rank} could not copy its part: {why}" for rank, why in enumerate(told) if why]
 
-    def _failure(self, calls: List[futures.Future[None]]) -> str:
+    def _failure(self, calls: List["futures.Future[None]"]) -> str:
         """Wait a while for them; why one is not done."""
         within_s = copies_within_s(self._store)
         futures.wait(calls, within_s)

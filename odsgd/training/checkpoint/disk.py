@@ -1,6 +1,4 @@
 """Files that are whole or absent, folders of one job at a time, and one line for a full disk."""
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

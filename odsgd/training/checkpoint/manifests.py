@@ -1,6 +1,4 @@
 """What makes a folder a checkpoint: its manifest, how files are compared with it, and whether it is of this run."""
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -3,8 +3,6 @@
 It has the layout of a run's `checkpoints`. A file is there under its name when all of it is there, and the manifest
 comes last. On a host the folder is reached by ssh, which asks for nothing there but a shell and coreutils.
 """
-from __future__ import annotations
-
 import functools
 import os
 import re
@@ -39,7 +37,7 @@ class CheckpointMirror:
         self._thread = BackgroundThread("the second place of checkpoints", most=0)
         self._aside: List[Future[None]] = []
 
-    def later(self, call: Callable[[], None]) -> Future[None]:
+    def later(self, call: Callable[[], None]) -> "Future[None]":
         """Do it beside the training."""
         future: Future[None] = Future()
         self._thread.do(functools.partial(_settle, future, call))
@@ -153,7 +151,7 @@ def _copy(source: Path, target: Path) -> None:
         raise MirrorError(f"cannot copy `{source}` to `{target}`: {error.strerror}") from None
 
 
-def _settle(future: Future[None], call: Callable[[], None]) -> None:
+def _settle(future: "Future[None]", call: Callable[[], None]) -> None:
     try:
         call()
         future.set_result(None)

@@ -1,6 +1,4 @@
 """Going on from a checkpoint: which one all workers find whole, and the state that they read from it."""
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

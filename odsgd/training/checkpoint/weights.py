@@ -2,8 +2,6 @@
 
 MXNet's own reader allocates what a file announces before it looks whether the file holds that much.
 """
-from __future__ import annotations
-
 import errno
 import math
 import mmap

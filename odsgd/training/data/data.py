@@ -6,8 +6,6 @@
 docs/reference/data.md says how an epoch is divided. A resumed run asks for `train(epoch, start=i)` and gets the same
 bits. No process is forked, no thread kept: fork() would stop MXNet's engine with an exchange in flight.
 """
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 

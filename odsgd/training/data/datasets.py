@@ -4,8 +4,6 @@ Images stay bytes, as in the files; a batch is normalised when it is made: (pixe
 the statistics of the training set that everyone uses (below, in units of a pixel value, 0-255; digits 0-16).
 Files are checked against the size that their format asks for.
 """
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import importlib.util

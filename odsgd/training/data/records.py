@@ -3,8 +3,6 @@
 docs/reference/data.md says how they are divided, cropped and augmented. Each epoch has an iterator of its own, whose
 order and augmentation follow from seed and epoch; `train(epoch, start)` decodes and drops the first `start` batches.
 """
-from __future__ import annotations
-
 import re
 import struct
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 docs/reference/data.md says what they make of small and of grey images.
 """
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

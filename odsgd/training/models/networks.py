@@ -9,8 +9,6 @@
 Otherwise weights are drawn as in all networks here (Xavier), inputs normalised alike. Where a paper leaves room,
 the function says what was chosen.
 """
-from __future__ import annotations
-
 from typing import Any, Callable, Dict, List
 
 from kvstore.engine._mxnet import mx

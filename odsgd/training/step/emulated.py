@@ -13,8 +13,6 @@ or whatever else the caller lists.
 The device does one thing at a time. A step starts at the end of the one before, or when its inputs were ready, not when
 a thread woke up, so that lateness does not add up. No thread of the engine's is held meanwhile.
 """
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -22,7 +20,7 @@ import queue
 import threading
 import time
 import traceback
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -42,10 +40,9 @@ Gradient = Callable[[int, int, np.ndarray], np.ndarray]
 """(iteration, number of the layer, its weights as a flat view) -> its gradient."""
 
 
-class Computed(Protocol):
-    """Called on the device's thread after each step: `forward` or `backward` of these layers, and when it ran."""
-
-    def __call__(self, what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None: ...
+Computed = Callable[..., None]
+"""Called on the device's thread after each step: (`forward` or `backward`, when it began, when it ended, `iteration`,
+`layers`)."""
 
 
 class Emulated:
@@ -67,8 +64,8 @@ class Emulated:
                  computed: Optional[Computed] = None) -> None:
         replicas = _by_device(layers)
         sizes = np.array([weight.size for weight, _ in replicas[0]], float)
-        recorded = _untold if trace.on is None else functools.partial(trace.on.add, "compute")
-        tell = [computed or recorded, *[_untold] * (len(replicas) - 1)]
+        recorded = None if trace.on is None else functools.partial(trace.on.add, "compute")
+        tell = [computed or recorded, *[None] * (len(replicas) - 1)]
         self.iterations = 0
         self._factors = factors(spread, seed)
         self._devices = [_Device(pairs, seconds * sizes / sizes.sum(), forward, gradient, told)
@@ -79,10 +76,6 @@ class Emulated:
         factor = next(self._factors)
         self.iterations += 1
         return [device.iteration(self.iterations - 1, factor) for device in self._devices]
-
-
-def _untold(what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None:
-    """`computed` of a device without a timeline."""
 
 
 def factors(spread: float, seed: Any) -> Iterator[float]:
@@ -111,7 +104,7 @@ class _Device:
     """
 
     def __init__(self, layers: List[Tuple[NDArray, NDArray]], durations: np.ndarray, forward: float,
-                 gradient: Optional[Gradient], computed: Computed) -> None:
+                 gradient: Optional[Gradient], computed: Optional[Computed]) -> None:
         self._layers, self._gradient, self._computed = layers, gradient, computed
         numbers = list(range(len(layers)))
         self._forward = steps(numbers, forward * durations)
@@ -130,7 +123,7 @@ class _Device:
         self._ask(_Task("end", number, [], 0.0), [], [through])
         return through
 
-    def _ask(self, task: _Task, reads: List[NDArray], writes: List[NDArray]) -> None:
+    def _ask(self, task: "_Task", reads: List[NDArray], writes: List[NDArray]) -> None:
         engine.push_async(task.begin, reads, writes)
         self._asked.put(task)
 
@@ -141,7 +134,7 @@ class _Device:
         except BaseException:
             ending.die(traceback.format_exc(), EXIT_FAILURE)  # on this thread there is no one to catch it
 
-    def _carry_out(self, task: _Task) -> None:
+    def _carry_out(self, task: "_Task") -> None:
         task.ready.wait()
         start_s = max(self._end_s, task.ready_s)
         self._end_s = start_s + task.seconds
@@ -151,7 +144,7 @@ class _Device:
                 weight, grad = self._layers[k]
                 np.copyto(engine.view(grad), self._gradient(task.iteration, k, engine.view(weight)).reshape(-1))
         task.done()
-        if task.layers:
+        if task.layers and self._computed:
             self._computed(task.what, start_s, self._end_s, iteration=task.iteration, layers=task.layers)
 
 

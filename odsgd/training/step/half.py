@@ -3,8 +3,6 @@
 The store has the same weights in single precision, and updates those. Gradients are divided by loss scale and batch
 size in single precision, too. The loss is computed in it, since its sum over the classes needs the range.
 """
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,6 +1,4 @@
 """What computes an iteration: the network, perhaps with bars on a timeline, or an accelerator that only takes time."""
-from __future__ import annotations
-
 from typing import Any, Iterator, List, Sequence, Tuple
 
 from kvstore.engine._mxnet import mx

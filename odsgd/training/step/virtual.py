@@ -3,8 +3,6 @@
 The workers share the data in memory, and the machine: MXNet computes the gradients of as many at a time as there are
 cores (`odsgd.training.cli` says so before MXNet is imported).
 """
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Optional
