@@ -46,7 +46,7 @@ def push_async(start: Callable[..., None], reads: Sequence[NDArray], writes: Seq
 
 
 def _push(call: Any, trampoline: Any, function: Any, reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
-    _once()
+    prepare()
     number = next(_numbers)
     _pushed[number] = function
     arguments = [trampoline, ctypes.c_void_p(number), None, _CPU, _handles(reads), len(reads), _handles(writes),
@@ -83,22 +83,12 @@ _run, _start = _SYNC(lambda _, number: _guarded(number)), _ASYNC(_begin)
 
 
 @functools.lru_cache(maxsize=None)
-def wait_before_forks() -> None:
-    """From now on a fork of this process first waits, where others may run and a deadline can fire."""
+def prepare() -> None:
+    """Python's lock goes soon to who wants it, and a fork first waits, where others may run and a deadline can fire."""
+    environment.shorten_switch_interval()
     os.register_at_fork(before=mx.nd.waitall)
     if sys.version_info < (3, 10):  # there subprocess forks and calls no hook; later it does not fork
-        sys.addaudithook(_wait_before_subprocess)
-
-
-def _wait_before_subprocess(event: str, _: Any) -> None:
-    if event == "subprocess.Popen":
-        mx.nd.waitall()
-
-
-@functools.lru_cache(maxsize=None)
-def _once() -> None:
-    environment.shorten_switch_interval()
-    wait_before_forks()
+        sys.addaudithook(lambda event, _: mx.nd.waitall() if event == "subprocess.Popen" else None)
 
 
 atexit.register(mx.nd.waitall)  # first, so that it comes last: a job is left before, in good order or not

@@ -295,10 +295,9 @@ class Largest(Codec):
 
     residual = True
     CHUNK = 4096
-    two_bit_values = False
 
-    def __init__(self, each: float) -> None:
-        self._each = int(each)
+    def __init__(self, each: int, two_bit_values: bool) -> None:
+        self._each, self.two_bit_values = each, two_bit_values
         self._end = -(-self._each * 3 // 2)  # of the places; the values follow
         self._nbytes = self._end + (8 + -(-self._each // 4) if self.two_bit_values else 4 * self._each)
 
@@ -343,20 +342,14 @@ class Largest(Codec):
         values[:] = chunks.reshape(-1)[:values.size]
 
 
-class LargestInTwoBits(Largest):
-    two_bit_values = True
-
-
 CODECS: Dict[str, Type[Codec]] = {"none": Plain, "float16": Float16, "bfloat16": BFloat16, "truncate": Truncate,
                                   "quantize": Quantize, "e3m0": PowersOfTwo, "2bit": TwoBits, "1bit": OneBit}
-OF_METHODS: Dict[str, Type[Largest]] = {"largest": Largest, "largest_2bit": LargestInTwoBits}
-"""Those that no user names; a number follows behind a colon."""
 WITHOUT_RESIDUAL = tuple(name for name, kind in CODECS.items() if not (kind.residual or kind.coarse))
 
 
 def codec(name: str, threshold: float = THRESHOLD) -> Codec:
     kind, _, number = name.partition(":")
-    return OF_METHODS[kind](float(number)) if number else CODECS[name](threshold)
+    return Largest(int(number), kind == "largest_2bit") if number else CODECS[name](threshold)
 
 
 def _at_least(room: np.ndarray, size: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import os
 import re
-from typing import Any, Optional
+from typing import Any
 
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.job import environment
@@ -127,7 +127,8 @@ def _check_netmod(mpi: Any) -> None:
 
 def _check_world(worker_rank: int, num_workers: int, mpi: Any) -> None:
     """MPI must see the same job as the launcher."""
-    expected = os.environ.get("DMLC_NUM_WORKER") or _size_said_by_mpiexec()
+    names = "DMLC_NUM_WORKER", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"  # by the launcher, or by mpiexec
+    expected = next(filter(None, map(os.environ.get, names)), None)
     if expected is None:
         raise ConfigError("this store needs a job; start the script with `odsgd launch -n 2 -s 0 python script.py` or "
                           "`mpiexec -n 2 python script.py`, or use kvstore.create('local') in one process")
@@ -143,9 +144,3 @@ def check_place(what: str, worker_rank: int, num_workers: int, expected: str, ad
     if (given, expected) != (str(worker_rank), str(num_workers)):
         raise ConfigError(f"{what} is {worker_rank} of {num_workers}, and this process is worker {given} of {expected} "
                           f"of the job; {advice}")
-
-
-def _size_said_by_mpiexec() -> Optional[str]:
-    """The number of processes by the program that started this one."""
-    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)

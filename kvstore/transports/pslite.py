@@ -19,9 +19,8 @@ from kvstore.job import commands, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
-from kvstore.messages.buckets import Bucket, Keys
+from kvstore.messages.buckets import Keys
 from kvstore.messages.header import ANSWER_FLOATS, FETCH, HEADER, SUM_SIZES, pieces, read_piece, sum_message
-from kvstore.transports.buffers import Buffer
 from kvstore.transports.joining import Answers, Joined
 from kvstore.transports.servers import ParameterServers
 
@@ -37,7 +36,7 @@ class Connection(Joined):
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         super().__init__(timeout_s, synchronous)
         rank = self._given_rank()
-        on_mxnet.wait_before_forks()
+        on_mxnet.prepare()
         self.native = self._connect()
         self.worker_rank = self.native.rank if rank is None else rank
         self._signer = commands.Signer(self.worker_rank, commands.job_key())
@@ -165,10 +164,3 @@ class ParameterServer(ParameterServers):
 
     context = mx.cpu()
     place = Connection
-
-    def _begin_plain(self, messages: Dict[int, Buffer]) -> None:
-        self._connection.native.init(list(messages), [message.whole for message in messages.values()])
-
-    def _send_plain(self, bucket: Bucket, send: Buffer) -> None:
-        pulse.nbytes += send.nbytes
-        self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)

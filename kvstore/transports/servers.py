@@ -16,6 +16,7 @@ from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, shown
 from kvstore.job import agreement, commands, environment
 from kvstore.job.deadlines import deadlines
+from kvstore.job.pulse import pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.header import BEGIN, HEADER
@@ -32,7 +33,7 @@ COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
 
 class ParameterServers(Buffered):
-    """One store on the place of this process. A subclass says how the process joins, and sends what has no codec."""
+    """One store on the place of this process. A subclass says how the process joins."""
 
     place: ClassVar[Type[Joined]]
     _always_direct = False  # whether messages without a codec take the same way as those with one
@@ -44,14 +45,6 @@ class ParameterServers(Buffered):
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
         self._outbox: Optional[Outbox] = None  # for messages with a codec
-
-    def _begin_plain(self, messages: Dict[int, Buffer]) -> None:
-        """Without a codec: give the servers the first weights, by bucket id."""
-        raise NotImplementedError
-
-    def _send_plain(self, bucket: Bucket, send: Buffer) -> None:
-        """Queue a message without a codec."""
-        raise NotImplementedError
 
     def _command(self, name: str, payload: Dict[str, Any]) -> None:
         self._connection.command(name, payload, self._timeout_s)
@@ -80,7 +73,7 @@ class ParameterServers(Buffered):
             self._set_up_direct(setup)
         else:
             with deadlines.waiting_for("the start of the global weights", self._timeout_s):
-                self._begin_plain({key: self._buffers[key].last for key in ids})
+                self._connection.native.init(ids, [self._buffers[key].last.whole for key in ids])
         report("joined")  # from here on this worker can be done without
         deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(self._buffers[key].last.payload) for key in ids}
@@ -157,9 +150,10 @@ class ParameterServers(Buffered):
         return VersionedAnswer(send, buffers, [before.payload])
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:
-        """One message there, one back into the same buffer."""
+        """One message there, one back into the same buffer; by MXNet's own store, if there is no outbox."""
         if self._outbox is None:
-            self._send_plain(bucket, send)
+            pulse.nbytes += send.nbytes
+            self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
         else:
             self._outbox.send(bucket, send)
 
