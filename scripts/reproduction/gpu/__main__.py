@@ -33,7 +33,7 @@ from scripts.reproduction.gpu.images import Images
 from scripts.reproduction.gpu.run import Run
 from scripts.reproduction.run import configuration, source
 
-SAID_S, STILL_S = 60.0, 120.0
+SAID_S, STILL_S = 60.0, 180.0
 """Between two lines of how far the runs are; without an iteration of any of them, until the process ends and says where
 it is.
 """
@@ -86,9 +86,10 @@ class Several:
             while (self._waiting or self._running) and time.monotonic() < end:
                 if self._waiting and len(self._running) < self._asked.jobs:
                     self._running.append(self._begun(self._waiting.pop(0), Path(folder), pool))
-                if sum(run.advance() for run, _ in self._running):
+                advanced = sum(run.advance() for run, _ in self._running)
+                if advanced or all(run.over for run, _ in self._running):  # which wait for their virtual times then
                     moved = time.monotonic()
-                else:
+                if not advanced:
                     time.sleep(0.0002)
                 if moved - watched > 1:
                     watched = moved
