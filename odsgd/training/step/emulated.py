@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 import traceback
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -40,9 +40,10 @@ Gradient = Callable[[int, int, np.ndarray], np.ndarray]
 """(iteration, number of the layer, its weights as a flat view) -> its gradient."""
 
 
-Computed = Callable[..., None]
-"""Called on the device's thread after each step: (`forward` or `backward`, when it began, when it ended, `iteration`,
-`layers`)."""
+class Computed(Protocol):
+    """Called on the device's thread after each step: `forward` or `backward` of these layers, and when it ran."""
+
+    def __call__(self, what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None: ...
 
 
 class Emulated:
