@@ -4,6 +4,7 @@
 holds it up. Files are opened by `without_waiting`.
 """
 import contextlib
+import functools
 import os
 import queue
 import sys
@@ -11,6 +12,8 @@ import threading
 import time
 from typing import Callable, Iterator, Optional, Set
 
+SLICE_S = 1.0
+"""The longest wait in one piece: a signal that comes just as a wait begins is handled by Python only after that wait."""
 _failed: Set[str] = set()
 
 
@@ -53,21 +56,35 @@ class BackgroundThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kvstore-aside", daemon=True)
             self._thread.start()
-        try:
-            self._calls.put(call, within_s > 0, within_s)
-        except queue.Full:
-            raise TimeoutError(f"{self._calls.maxsize} writes wait for one that hangs") from None
+        if not _wait(functools.partial(self._has_put, call), within_s):
+            raise TimeoutError(f"{self._calls.maxsize} writes wait for one that hangs")
 
     def finish(self, call: Callable[[], object], within_s: float) -> None:
         """Do this last. TimeoutError if not all is done after `within_s`."""
         done = threading.Event()
         deadline = time.monotonic() + within_s
         self.do(call, within_s)
-        self.do(done.set, max(0.0, deadline - time.monotonic()))
-        if not done.wait(max(0.0, deadline - time.monotonic())):
+        self.do(done.set, deadline - time.monotonic())
+        if not _wait(done.wait, deadline - time.monotonic()):
             raise TimeoutError(f"not all is written after {within_s:g} s")
+
+    def _has_put(self, call: Callable[[], object], within_s: float) -> bool:
+        try:
+            self._calls.put(call, within_s > 0, within_s)
+        except queue.Full:
+            return False
+        return True
 
     def _work(self) -> None:
         while True:
             with guarded(self._what):
                 self._calls.get()()
+
+
+def _wait(comes: Callable[[float], bool], within_s: float) -> bool:
+    """Whether it comes in time; `comes` waits as many seconds as it is given."""
+    deadline = time.monotonic() + within_s
+    while not comes(max(0.0, min(SLICE_S, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            return False
+    return True
