@@ -13,7 +13,7 @@ import time
 from typing import Callable, Iterator, Optional, Set
 
 SLICE_S = 1.0
-"""The longest wait in one piece: a signal that comes just as a wait begins is handled by Python only after that wait."""
+"""The longest wait in one piece: Python handles a signal that comes just as a wait begins only after that wait."""
 _failed: Set[str] = set()
 
 

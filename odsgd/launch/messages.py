@@ -67,7 +67,9 @@ class SealedOrders(Message):
 
 @dataclass(frozen=True)
 class Ping(Message):
-    """The launcher is there."""
+    """The launcher is there, and asks for a `Pong`."""
+
+    at: float
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,13 @@ class Beats(Message):
     """Every second: the last beat of each process that has a pulse, with its age (`silent_s`). A tunnel sends {}."""
 
     beats: Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pong(Message):
+    """All is sent that this host knew when the ping of this time came."""
+
+    at: float
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,7 @@ class Supervisor:
         self._handlers: Dict[Type[Message], Callable[[AgentConnection, Any, float], object]] = {
             messages.Hello: self._greeted,
             messages.Beats: self._beats,
+            messages.Pong: self._answered,
             messages.AgentSignalled: self._agent_signalled,
             messages.Ended: lambda agent, message, now: self.agents.ended(agent),
             messages.Noise: lambda agent, noise, now: self.agents.show(agent.host, noise.text, "stdout"),
@@ -203,19 +204,7 @@ class Supervisor:
         while True:
             self.agents.turn()
             verdict = self.judge.tick(time.monotonic()) or self._check_growth(time.monotonic())
-            for name in self.judge.take_hung():
-                for agent in self.agents.all:
-                    if agent.has(name):
-                        agent.channel.send(messages.EndHung(name))
-            for line in self.judge.liveness.take_warnings():
-                self.console.say(f"warning: {line}")
-            for lost in self.judge.take_lost():
-                self.agents.tell(messages.WorkersLost(lost.ranks))
-                self.console.say(lost.message)
-                self.shown_at = 0.0  # its place is empty for `odsgd join` from this line on
-            for rank in self.judge.take_joined():
-                self.agents.tell(messages.WorkerJoined(rank))
-                self.console.say(f"worker {rank} has joined")
+            self._pass_on()
             if verdict:
                 self.console.show_status("")
                 return verdict
@@ -223,6 +212,24 @@ class Supervisor:
                 self.all_met_sent = True
                 self.agents.tell(messages.AllMet())
             self._show_progress(time.monotonic())
+
+    def _pass_on(self) -> None:
+        """Tell the agents and the user what the judge has found."""
+        if self.judge.take_question():
+            self.agents.ping()
+        for name in self.judge.take_hung():
+            for agent in self.agents.all:
+                if agent.has(name):
+                    agent.channel.send(messages.EndHung(name))
+        for line in self.judge.liveness.take_warnings():
+            self.console.say(f"warning: {line}")
+        for lost in self.judge.take_lost():
+            self.agents.tell(messages.WorkersLost(lost.ranks))
+            self.console.say(lost.message)
+            self.shown_at = 0.0  # its place is empty for `odsgd join` from this line on
+        for rank in self.judge.take_joined():
+            self.agents.tell(messages.WorkerJoined(rank))
+            self.console.say(f"worker {rank} has joined")
 
     def _fail_without_store(self, verdict: Verdict) -> Verdict:
         """The verdict; a failure if the workers have succeeded without a store and without a question of their MPI."""
@@ -342,6 +349,9 @@ class Supervisor:
         self.judge.liveness.beats(beats, now)
         with self._guarded("the overview"):
             self.overview.beats(beats, now)
+
+    def _answered(self, agent: AgentConnection, pong: messages.Pong, now: float) -> None:
+        self.judge.liveness.answered((process.name for process in agent.processes), pong.at)
 
     def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
         if not self.agents.ending:

@@ -47,6 +47,7 @@ class Agent:
         self.give_up_at: Optional[float] = None
         self.heard_at = self.looked_at = time.monotonic()
         self.beats_at = 0.0
+        self.pinged_at: Optional[float] = None  # by the launcher's clock; None: answered
         self.selector = selectors.DefaultSelector()
         self.paused = self.excused = self.late = False
         self._listen_to_signals()  # before there is anything to remove
@@ -57,6 +58,7 @@ class Agent:
         self.mpi_files: Set[str] = set()
         self._handlers: Dict[Type[Message], Callable[[Any], object]] = {
             messages.Stop: lambda stop: self._stop(stop.grace_s),
+            messages.Ping: self._pinged,
             messages.EndHung: self._end_hung,
             messages.MpiAnswer: self._answer_mpi,
             messages.WorkersLost: lambda lost: self._note_of_workers([f"{rank}" for rank in lost.ranks]),
@@ -91,13 +93,14 @@ class Agent:
         self._read_channel()  # a stop may have come together with the orders
         self.looked_at = time.monotonic()
         while not self.stopping or (self.children and time.monotonic() < (self.give_up_at or math.inf)):
-            wait_s = self._wait_s()
+            wait_s, pinged_at = self._wait_s(), self.pinged_at
             for key, _ in self.selector.select(wait_s):
                 key.data()
             self._excuse(wait_s)
             self._tell_of_signal()
             self._note_mpi_files(lambda child: child.connecting)
             self._reap()
+            self._answer_ping(pinged_at)
             self._check_channel()
             self._enforce()
             if self.tunnel:
@@ -120,7 +123,8 @@ class Agent:
 
     def _wait_s(self) -> float:
         """How long the loop may wait for news."""
-        if self.stopping or self.channel.backlog or any(child.kill_at for child in self.children.values()):
+        ending = self.stopping or any(child.kill_at for child in self.children.values())
+        if ending or self.channel.backlog or self.pinged_at is not None:
             return 0.05
         return BEATS_EVERY_S / 4
 
@@ -273,6 +277,15 @@ class Agent:
     def _answer_mpi(self, answer: messages.MpiAnswer) -> None:
         for child in self._named(answer.process):
             child.answer_mpi(answer.line)
+
+    def _pinged(self, ping: messages.Ping) -> None:
+        self.pinged_at = ping.at
+
+    def _answer_ping(self, at: Optional[float]) -> None:
+        """Answer a ping that had come before this turn, in which the processes' reports and ends have been sent."""
+        if at is not None and not self.paused:
+            self.channel.send(messages.Pong(at))
+            self.pinged_at = None if self.pinged_at == at else self.pinged_at
 
     def _note_of_workers(self, lines: List[str]) -> None:
         try:

@@ -89,10 +89,8 @@ class Agents:
         for key, _ in self._selector.select(TICK_S):
             if self._selector.get_map().get(key.fd) == key:  # else one before it in this turn has seen to its end
                 key.data()
-        now = time.monotonic()
-        if now - self._pinged_at >= PING_EVERY_S:
-            self._pinged_at = now
-            self.tell(messages.Ping())
+        if time.monotonic() - self._pinged_at >= PING_EVERY_S:
+            self.ping()
         for agent in self.all:
             agent.channel.flush()
         if self._listener:
@@ -103,6 +101,11 @@ class Agents:
         """Send a message to all agents."""
         for agent in self.all:
             agent.channel.send(message)
+
+    def ping(self) -> None:
+        """Ask all agents for an answer."""
+        self._pinged_at = time.monotonic()
+        self.tell(messages.Ping(self._pinged_at))
 
     def stop(self, grace_s: float) -> None:
         """Have the agents end all processes."""

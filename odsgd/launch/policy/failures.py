@@ -101,6 +101,7 @@ class Failure:
     exit_code: Optional[int] = None  # the job's, if it does not follow from how the process ended
     failed_together: Sequence[Member] = ()  # several processes, as those of a lost host; `member` is None then
     tail: Sequence[str] = ()  # the last lines from a lost host
+    at: float = 0.0  # when we heard of it
 
     @property
     def is_secondary(self) -> bool:

@@ -13,8 +13,8 @@ The rules, in the order in which `tick` applies them:
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
    before them all. A process that we end because it hangs is blamed for that, however it ends. Of two crashes on a
-   ring nobody can tell which was first, and the message says so; it says so, too, if an agent has said nothing since,
-   behind which the first may be.
+   ring nobody can tell which was first, and the message says so. After each failure we ping all agents; the message
+   says so, too, if one has not answered, behind which the first may be.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -28,7 +28,6 @@ The rules, in the order in which `tick` applies them:
    have asked for the others. Without servers, once a worker asks for the others, every worker must join, and the
    timeout begins anew. A worker that joins later has the same time; then its place is given again.
 """
-import math
 import signal
 from dataclasses import dataclass
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -95,7 +94,7 @@ class Judge:
         self.newly_joined: List[int] = []
         self.newly_hung: List[str] = []
         self.failed_at: Optional[float] = None
-        self.unheard_at = -math.inf  # when an agent was last missed that may know of an earlier failure
+        self.asks = False  # all agents are to say what they know
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
         self.server_exited_at: Optional[float] = None
@@ -256,6 +255,11 @@ class Judge:
         hung, self.newly_hung = self.newly_hung, []
         return hung
 
+    def take_question(self) -> bool:
+        """Whether all agents are to be pinged, since there has been a failure since the last call."""
+        asks, self.asks = self.asks, False
+        return asks
+
     def _watch(self, now: float) -> None:
         """Look for processes that hang, unless there is a failure already."""
         self._give_up_joiners(now)
@@ -296,6 +300,7 @@ class Judge:
         if not any(map(self._counts, failure.members)):
             return
         if not (failure.member and any(failure.member in other.members for other in self.failures)):
+            failure.at, self.asks = now, True
             self.failures.append(failure)
         if self.failed_at is None:
             self.failed_at = now
@@ -306,10 +311,8 @@ class Judge:
         waited = now - self.failed_at
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
         doubtful = cause.is_secondary or (cause.unreported and not self.non_workers)
-        unheard = self.liveness.unheard_since(self.failed_at) if doubtful else []
-        self.unheard_at = now if unheard else self.unheard_at
-        old_news = now - self.unheard_at < SETTLE_S  # what an agent that is heard again says first
-        if waited < SETTLE_S or ((exit_pending or unheard or old_news) and waited < LAST_WORDS_S):
+        unheard = self.liveness.unanswered_since(cause.at) if doubtful else []
+        if waited < SETTLE_S or ((exit_pending or unheard) and waited < LAST_WORDS_S):
             return None
         reasons = [reason for failure in self.failures for reason in [self._why_not_continue(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]
@@ -322,8 +325,8 @@ class Judge:
         if self._lost_ranks():
             remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
         if unheard:
-            remarks.append(f"  nothing has been heard since of {', '.join(unheard)}: whether another failed first is "
-                           "not known")
+            remarks.append(f"  the agent of {', '.join(unheard)} has not answered since: whether another failed first "
+                           "is not known")
         return self._verdict_on(cause, remarks)
 
     def _cause(self) -> Failure:

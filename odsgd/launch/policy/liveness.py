@@ -52,6 +52,7 @@ class _ProcessState:
     host: str
     planned_host: str  # the host's name in the plan
     agent_at: Optional[float] = None  # the time of its agent's last message
+    answered_at: float = -math.inf  # the time of the last ping that its agent has answered
     silent_s: Optional[float] = None  # as the agent counts; None: it has no pulse
     kernel_state: str = ""
     progress: int = 0  # a beat's `at`: a worker's iteration, how many messages a server has carried out
@@ -112,6 +113,12 @@ class LivenessMonitor:
             if name in self._processes:
                 self._processes[name].agent_at = now
 
+    def answered(self, names: Iterable[str], at: float) -> None:
+        """The agent of these processes has answered the ping of that time, and told all that it knew when it came."""
+        for name in names:
+            if name in self._processes:
+                self._processes[name].answered_at = at
+
     def joins(self, name: str, host: str, now: float) -> None:
         """A worker starts while the job runs, by an agent of its own."""
         self._processes[name] = _ProcessState(name, host, f"{host}, {name}", moved_at=now)
@@ -148,10 +155,10 @@ class LivenessMonitor:
         warnings, self._warnings = self._warnings, []
         return warnings
 
-    def unheard_since(self, at: float) -> List[str]:
-        """The processes of which no end is known, and whose agents have said nothing after that time."""
+    def unanswered_since(self, at: float) -> List[str]:
+        """The processes of which no end is known, and whose agents have answered no ping of that time or later."""
         return [process.name for process in self._processes.values()
-                if process.agent_at is not None and process.agent_at <= at]
+                if process.agent_at is not None and process.answered_at < at]
 
     # Decisions
 

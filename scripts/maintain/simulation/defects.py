@@ -52,7 +52,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, "process.progress_is_final, process.moved_at = True, told is not None, now",
          "process.progress_is_final = True, told is not None")],
     "a worker that MPI crashed was blamed while the agent of the one that was killed stood still": [
-        (JUDGE, "self.liveness.unheard_since(self.failed_at) if doubtful else []", "[]")],
+        (JUDGE, "self.liveness.unanswered_since(cause.at) if doubtful else []", "[]")],
     "a job whose servers had met waited for ever for a worker whose ssh stood still": [
         (JUDGE, 'worker.blocks_startup if self.on_sockets else worker.phase == "waiting"', "False")],
     "a ring whose link stayed down used up its restarts in seconds": [

@@ -124,3 +124,20 @@ def test_a_report_that_another_is_mixed_into_takes_none_with_it_and_is_told_of_o
     assert [one.report for one in said if isinstance(one, messages.Report)] == [{"event": "done"}]
     assert [one.text for one in said if isinstance(one, messages.HostWarning)] == [
         'a report of worker 0 cannot be read and is lost: {"event": "beat", "stale": [[1, 2']
+
+
+def test_a_ping_is_answered_when_all_is_told_that_had_happened_before_it() -> None:
+    with agent_of("import time; time.sleep(600)") as (agent, channel):
+        said: List[Message] = []
+        until(lambda: said.extend(channel.receive()) or any(isinstance(one, messages.Started) for one in said))
+        os.kill(agent.pid, signal.SIGSTOP)
+        until(lambda: linux.state(agent.pid) == "T")
+        os.kill(next(one.pid for one in said if isinstance(one, messages.Started)), signal.SIGKILL)
+        channel.send(messages.Ping(3.0))
+        os.kill(agent.pid, signal.SIGCONT)
+        until(lambda: said.extend(channel.receive()) or any(isinstance(one, messages.Pong) for one in said))
+        assert agent.stdin
+        agent.stdin.close()
+        agent.wait(300)
+    told = [one for one in said if isinstance(one, (messages.Exit, messages.Pong))]
+    assert told == [messages.Exit("worker 0", -signal.SIGKILL), messages.Pong(3.0)]

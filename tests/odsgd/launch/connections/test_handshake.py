@@ -40,7 +40,7 @@ class Launcher:
 
     def _greet(self, agent: AgentConnection) -> None:
         self.arrived.append(agent)  # before the test hears of it
-        agent.channel.send(Ping())
+        agent.channel.send(Ping(7.5))
 
     def _run(self) -> None:
         while not self.over.is_set():
@@ -100,7 +100,7 @@ def test_jobs_survive_the_way_through_an_environment_variable() -> None:
 @pytest.mark.usefixtures("rank_1")
 def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(launcher: Launcher) -> None:
     orders, fd = receive_packed_orders(launcher.orders())
-    assert json.loads(heard(fd)) == {"message": "Ping"}
+    assert json.loads(heard(fd)) == {"message": "Ping", "at": 7.5}
     assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and launcher.let_in == ["worker 1"]
 
 

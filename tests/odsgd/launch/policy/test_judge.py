@@ -18,6 +18,7 @@ from odsgd.launch.policy.judge import (
 from tests.odsgd.launch.jobs import job
 
 NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
+RING = ("worker 0", "worker 1", "worker 2")
 
 
 def running(*joined: str, startup_timeout_s: float = 300.0, names: Sequence[str] = NAMES,
@@ -69,36 +70,43 @@ def test_of_two_crashes_on_a_ring_none_is_said_to_be_the_consequence() -> None:
 
 
 def test_behind_a_silent_agent_of_a_ring_another_may_have_failed_first() -> None:
-    """So who was crashed by MPI is not blamed without a doubt, nor who was ended by it and whose agent says no more."""
-    for code, (heard_at, doubt) in itertools.product((-signal.SIGSEGV, 1), ((9.0, True), (10.0, True), (10.3, False))):
+    """So whom MPI has crashed, or ended, is not blamed without a doubt until all agents have answered."""
+    for code, (answered_at, doubt) in itertools.product((-signal.SIGSEGV, 1), ((9.0, True), (10.0, False))):
         judge = running(*NAMES[2:], names=NAMES[2:])
-        judge.liveness.heard(["worker 1"], heard_at)
         judge.exited("worker 0", code, 10.0)
+        assert judge.take_question() and not judge.take_question()
+        answers(judge, "worker 1", answered_at, 10.3)  # a beat says nothing, nor does an answer to an earlier ping
         assert (judge.tick(10.0 + SETTLE_S) is None) == doubt
-        text = "nothing has been heard since of worker 1: whether another failed first is not known"
+        text = "the agent of worker 1 has not answered since: whether another failed first is not known"
         assert (text in verdict_at(judge, 10.0 + LAST_WORDS_S).message) == doubt
 
 
 def test_behind_a_silent_agent_that_which_another_misses_may_have_failed_first() -> None:
     for consequence in (True, False):
         judge = running(*NAMES)
-        judge.liveness.heard(["server 0"], 9.0)
+        answers(judge, "server 0", 9.0, 9.0)
         judge.reported("worker 0", {"event": "failed", "error": "server 0 is gone", "consequence": consequence}, 10.0)
         judge.exited("worker 0", 70, 10.0)
         assert (judge.tick(10.0 + SETTLE_S) is None) == consequence
-        text = "nothing has been heard since of server 0: whether another failed first is not known"
+        text = "the agent of server 0 has not answered since: whether another failed first is not known"
         assert (text in verdict_at(judge, 10.0 + LAST_WORDS_S).message) == consequence
 
 
-def test_an_agent_that_is_heard_again_may_have_more_to_say() -> None:
-    judge = running(*NAMES[2:], names=NAMES[2:])
-    judge.liveness.heard(["worker 1"], 9.0)
+def test_the_agents_are_to_answer_after_the_failure_that_is_blamed() -> None:
+    """Of three on a ring two are ended by MPI, which crashes the second: it is blamed, and the third not heard yet."""
+    judge = running(*RING, names=RING)
     judge.exited("worker 0", 1, 10.0)
-    assert judge.tick(11.0) is None
-    judge.liveness.heard(["worker 1"], 11.1)  # a beat that ssh had kept
-    assert judge.tick(11.1) is None
-    judge.host_lost("hostB", ["worker 1"], "ssh ended with exit code 245", (), 11.2)
-    assert verdict_at(judge, 11.6).message.startswith("lost host hostB (worker 1): ssh ended")
+    answers(judge, "worker 2", 10.0, 10.1)
+    judge.exited("worker 1", -signal.SIGSEGV, 10.3)
+    assert judge.tick(10.0 + SETTLE_S) is None
+    judge.exited("worker 2", -signal.SIGKILL, 10.5)
+    assert verdict_at(judge, 10.5).culprit == "worker 2"
+
+
+def answers(judge: Judge, name: str, ping_at: float, now: float) -> None:
+    """The process's agent speaks now, and has answered the ping of `ping_at`."""
+    judge.liveness.heard([name], now)
+    judge.liveness.answered([name], ping_at)
 
 
 def test_a_lost_host_is_the_cause_of_a_crash_that_was_seen_before_it() -> None:
