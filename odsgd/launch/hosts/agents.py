@@ -76,6 +76,7 @@ class Agents:
     def add(self, agent: AgentConnection) -> None:
         """Listen to an agent."""
         self.all.append(agent)
+        agent.channel.send(messages.Ping(self._pinged_at))  # the last one, of which it has not heard
         self._selector.register(agent.channel.read_fd, selectors.EVENT_READ, functools.partial(self._read, agent))
         if agent.starter:
             self._watch_starter(agent.starter, agent.host, "stderr")

@@ -13,8 +13,8 @@ The rules, in the order in which `tick` applies them:
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
    before them all. A process that we end because it hangs is blamed for that, however it ends. Of two crashes on a
-   ring nobody can tell which was first, and the message says so. After each failure we ping all agents; the message
-   says so, too, if one has not answered, behind which the first may be.
+   ring, or of two other ends without a report, nobody can tell which was first, and the message says so. After each
+   failure we ping all agents. If one does not answer, the first failure may be behind it; the message says that, too.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -311,8 +311,8 @@ class Judge:
         waited = now - self.failed_at
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
         doubtful = cause.is_secondary or (cause.unreported and not self.non_workers)
-        unheard = self.liveness.unanswered_since(cause.at) if doubtful else []
-        if waited < SETTLE_S or ((exit_pending or unheard) and waited < LAST_WORDS_S):
+        unanswered = [name for name in self.liveness.unanswered_since(cause.at) if doubtful and self.members[name].pid]
+        if waited < SETTLE_S or ((exit_pending or unanswered) and waited < LAST_WORDS_S):
             return None
         reasons = [reason for failure in self.failures for reason in [self._why_not_continue(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]
@@ -324,8 +324,8 @@ class Judge:
         remarks = [f"  --on-worker-loss continue does not help: {reasons[0]}"] if self.continues_on_loss else []
         if self._lost_ranks():
             remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
-        if unheard:
-            remarks.append(f"  the agent of {', '.join(unheard)} has not answered since: whether another failed first "
+        if unanswered:
+            remarks.append(f"  no agent has answered since for {', '.join(unanswered)}: whether another failed first "
                            "is not known")
         return self._verdict_on(cause, remarks)
 
@@ -378,8 +378,9 @@ class Judge:
         how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.how_it_ended
         others = [f"{other.member.name}: {other.text or other.member.how_it_ended[0]}"
                   for other in self.failures if other.member and other is not cause]
-        unclear = not self.non_workers and sum(failure.crashed for failure in self.failures) > 1 and cause.crashed
-        when = "after it, or before it (which crashed first is not known)" if unclear else "after it, not the cause"
+        alike = [failure for failure in self.failures if failure.unreported and failure.crashed == cause.crashed]
+        unclear = not self.non_workers and cause.unreported and len(alike) > 1
+        when = "after it, or before it (which failed first is not known)" if unclear else "after it, not the cause"
         after = [f"  {when}: {'; '.join(others)}"] if others else []
         text = f"{member.name} failed ({member.where}): {how}"
         return Verdict(exit_code, cause.message(text, *after, *remarks), member.name)

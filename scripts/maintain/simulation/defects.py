@@ -15,7 +15,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "a worker that MPI ended since another was killed was blamed in its place": [
         (JUDGE, "any_killed and unreported,", "False,")],
     "a worker that MPI crashed after another crash was blamed, and the message was sure of it": [
-        (JUDGE, "sum(failure.crashed for failure in self.failures) > 1", "False")],
+        (JUDGE, "cause.unreported and len(alike) > 1", "False")],
     "a worker that MPI crashed after an agent had was blamed in place of the lost host": [
         ("odsgd.launch.policy.failures", "self.member is None or self.member.code == -signal.SIGKILL",
          "self.member is not None and self.member.code == -signal.SIGKILL")],
@@ -52,7 +52,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, "process.progress_is_final, process.moved_at = True, told is not None, now",
          "process.progress_is_final = True, told is not None")],
     "a worker that MPI crashed was blamed while the agent of the one that was killed stood still": [
-        (JUDGE, "self.liveness.unanswered_since(cause.at) if doubtful else []", "[]")],
+        (JUDGE, "if doubtful and self.members[name].pid]", "if False]")],
     "a job whose servers had met waited for ever for a worker whose ssh stood still": [
         (JUDGE, 'worker.blocks_startup if self.on_sockets else worker.phase == "waiting"', "False")],
     "a ring whose link stayed down used up its restarts in seconds": [
