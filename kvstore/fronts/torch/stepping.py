@@ -24,7 +24,9 @@ class Stepping(Optimizer):
         self._share_state()
 
     def _own_step(self) -> Dict[str, Any]:
-        return {"optimizer": type(self._given).__name__, "lr": self._rates_now()}
+        settings = [{name: value for name, value in group.items() if name != "lr" and isinstance(value, (float, tuple))}
+                    for group in self.param_groups]
+        return {"optimizer": type(self._given).__name__, "lr": self._rates_now(), "settings": settings}
 
     def _share_state(self) -> None:
         self.param_groups, self.state = self._given.param_groups, self._given.state

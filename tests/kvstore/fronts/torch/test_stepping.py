@@ -1,5 +1,6 @@
 """Where the method takes weights, the script's own optimizer steps: any of PyTorch's, alone between two exchanges."""
 import copy
+import functools
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -333,7 +334,8 @@ def test_weights_that_one_worker_alone_has_loaded_are_an_error_on_servers_too() 
         Stage(2).run(train)
 
 
-@pytest.mark.parametrize("other", [{"lr": 0.1}, {"kind": torch.optim.AdamW}])
+@pytest.mark.parametrize("other", [{"lr": 0.1}, {"kind": torch.optim.AdamW},
+                                   {"kind": functools.partial(torch.optim.SGD, momentum=0.5)}])
 def test_optimizers_of_the_script_that_differ_are_an_error(other: Dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="the script's own steps"):
         Stage(2).run(lambda wire: made(wire, **(other if wire.worker_rank else {})))
