@@ -67,8 +67,6 @@ def names_the_victim(result: Result) -> Iterator[str]:
     hits = result.hits
     if any(hit.kind not in (*KILLS, "stop", "pause", "hang", *HARMLESS) for hit in hits):
         return  # a host or a link may make its processes fail in their own words
-    if not result.job.num_servers and any(hit.kind == "abort" for hit in hits):
-        return  # MPI ends the others as if they had crashed, which is blamed before an abort
     victims = {hit.victim for hit in hits}
     texts = result.texts()
     for at, text in enumerate(texts):
