@@ -3,9 +3,11 @@
 What is tried is the code that ships. A seed's job and faults change with the simulation, so none is kept by its number:
 defects of the past are put back instead, and have to be found.
 """
+import functools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,12 +23,13 @@ def ships() -> Image:
     return Image()
 
 
-def test_promises_are_kept_under_faults_and_a_seed_has_one_history(ships: Image) -> None:
+@pytest.mark.parametrize("draw", [scenario.draw_faults, scenario.draw_close_faults])
+def test_promises_are_kept_under_faults_and_a_seed_has_one_history(draw: Any, ships: Image) -> None:
     hit = 0
     for seed in range(1, 61):
-        result = scenario.run(seed, ships)
-        assert promises.broken(result) == [], f"{SCRIPT.stem} --seed {seed} shows how"
-        assert seed % 5 or scenario.run(seed, ships).digest == result.digest
+        result = scenario.run(seed, ships, draw_faults=draw)
+        assert promises.broken(result) == [], f"{SCRIPT.stem} [--close] --seed {seed} shows how"
+        assert seed % 5 or scenario.run(seed, ships, draw_faults=draw).digest == result.digest
         hit += bool(result.hits)
     assert hit > 30
 
@@ -77,7 +80,7 @@ def test_a_defect_of_the_past_is_found_and_a_failing_seed_is_shrunk_to_what_it_t
     what, = (what for what in defects.DEFECTS if "closed twice" in what)
     seed, broken = simulate.finds(defects.image(what), ships, 100)
     assert broken and broken[0].startswith(("raises_nothing", "says_why", "names_in_time"))
-    without = simulate.shrunk(seed, defects.image(what), broken)
+    without = simulate.shrunk(seed, functools.partial(scenario.run, image=defects.image(what)), broken)
     assert len(scenario.run(seed, ships).faults) - len(without) <= 2
 
 

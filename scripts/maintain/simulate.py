@@ -2,12 +2,14 @@
 
     scripts/maintain/simulate --seed 81723              the history, the faults and the verdict
     scripts/maintain/simulate --seeds 1000 [--from 1]   a table; a failing seed is shrunk by leaving faults out
+    scripts/maintain/simulate --close --seeds 1000      the same, with more faults of processes, within seconds
     scripts/maintain/simulate --disk --seeds 1000       checkpoints on a disk that loses power
     scripts/maintain/simulate --servers --seeds 1000    workers and servers on sockets of our own
     scripts/maintain/simulate --defects                 defects of the past, put back: found after so many seeds
 """
 import argparse
 import collections
+import functools
 import os
 import sys
 import time
@@ -19,20 +21,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.maintain.simulation import defects, exchanges, promises, scenario
 from scripts.maintain.simulation.loader import Image
 
+Run = Callable[..., scenario.Result]
 
-def shrunk(seed: int, image: Image, broken: Sequence[str]) -> List[int]:
+
+def shrunk(seed: int, run: Run, broken: Sequence[str]) -> List[int]:
     """The numbers of the faults that can be left out while the same promise is still broken."""
     without: List[int] = []
-    for number in range(len(scenario.run(seed, image).faults)):
-        now = promises.broken(scenario.run(seed, image, [*without, number]))
+    for number in range(len(run(seed).faults)):
+        now = promises.broken(run(seed, without=[*without, number]))
         if now and now[0].split()[0] == broken[0].split()[0]:
             without.append(number)
     return without
 
 
-def show(seed: int, image: Image, without: Sequence[int]) -> int:
+def show(seed: int, run: Run, without: Sequence[int]) -> int:
     """Print one history; returns how many promises were broken."""
-    result = scenario.run(seed, image, without)
+    result = run(seed, without=without)
     print("\n".join(result.world.history))
     job = {name: value for name, value in vars(result.job).items() if value not in (None, (), {}, False, "", 0)}
     print(f"job: {job}")
@@ -43,23 +47,23 @@ def show(seed: int, image: Image, without: Sequence[int]) -> int:
     return len(broken)
 
 
-def survey(first: int, count: int, image: Image, again_every: int) -> int:
+def survey(first: int, count: int, run: Run, again_every: int) -> int:
     """Run many seeds and print a table; returns how many broke a promise."""
     began, failed = time.process_time(), 0
     codes: Counter[str] = collections.Counter()
     events, seconds, changed = 0, 0.0, 0
     for seed in range(first, first + count):
-        result = scenario.run(seed, image)
+        result = run(seed)
         broken = promises.broken(result)
         events, seconds = events + result.world.events, seconds + result.world.now
         codes[str(result.code)] += 1
-        if again_every and seed % again_every == 0 and scenario.run(seed, image).digest != result.digest:
+        if again_every and seed % again_every == 0 and run(seed).digest != result.digest:
             changed += 1
             print(f"seed {seed}: the second history differs from the first", flush=True)
         if broken:
             failed += 1
-            without = shrunk(seed, image, broken)
-            faults = [f"{fault}" for fault in scenario.run(seed, image, without).faults]
+            without = shrunk(seed, run, broken)
+            faults = [f"{fault}" for fault in run(seed, without=without).faults]
             print(f"seed {seed}{''.join(f' --without {number}' for number in without)}: {broken[0][:160]} … "
                   f"{broken[0][-100:]} [{'; '.join(faults)}]", flush=True)
     took = time.process_time() - began
@@ -118,6 +122,7 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=1)
     parser.add_argument("--twice-every", type=int, default=100, help="run each such seed twice and compare")
     parser.add_argument("--defects", action="store_true", help="put defects back; try --seeds for each")
+    parser.add_argument("--close", action="store_true", help="several faults of processes within seconds")
     parser.add_argument("--disk", action="store_true", help="checkpoints on a disk that loses power, in place of a job")
     parser.add_argument("--servers", action="store_true", help="workers and servers on sockets, in place of a job")
     options = parser.parse_args()
@@ -129,9 +134,11 @@ def main() -> int:
         return int(survey_runs("a disk", options.first, options.seeds, lambda seed: checkpoints.Run(seed, image)) > 0)
     if options.servers:
         return int(survey_runs("servers", options.first, options.seeds, exchanges.Run) > 0)
+    draw = scenario.draw_close_faults if options.close else scenario.draw_faults
+    run = functools.partial(scenario.run, image=image, draw_faults=draw)
     if options.seed is not None:
-        return int(show(options.seed, image, options.without) > 0)
-    return int(survey(options.first, options.seeds, image, options.twice_every) > 0)
+        return int(show(options.seed, run, options.without) > 0)
+    return int(survey(options.first, options.seeds, run, options.twice_every) > 0)
 
 
 if __name__ == "__main__":

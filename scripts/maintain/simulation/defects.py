@@ -16,6 +16,8 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (JUDGE, "any_killed and unreported,", "False,")],
     "a worker that MPI crashed after another crash was blamed, and the message was sure of it": [
         (JUDGE, "cause.unreported and len(alike) > 1", "False")],
+    "a worker of a ring aborted, and was said to be the consequence of one that MPI crashed": [
+        (JUDGE, "(failure.aborted or failure.crashed == cause.crashed)", "failure.crashed == cause.crashed")],
     "a worker that MPI crashed after an agent had was blamed in place of the lost host": [
         ("odsgd.launch.policy.failures", "self.member is None or self.member.code == -signal.SIGKILL",
          "self.member is not None and self.member.code == -signal.SIGKILL")],

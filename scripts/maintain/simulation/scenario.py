@@ -8,7 +8,7 @@ import functools
 import hashlib
 import random
 import signal
-from typing import Any, Collection, Counter, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Collection, Counter, Dict, List, NamedTuple, Optional
 
 from scripts.maintain.simulation import programs, stdlib
 from scripts.maintain.simulation.files import Link, Null, Sink
@@ -111,11 +111,7 @@ def draw_job(image: Image, draw: random.Random, more: random.Random) -> Any:
 
 def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more: random.Random) -> List[Fault]:
     """None to four faults on the job's processes, hosts and links; or one of the seldom ones."""
-    workers, servers = [f"worker {rank}" for rank in range(job.num_workers)], [f"server {rank}" for rank in
-                                                                              range(job.num_servers)]
-    hosts = [host.address for host in job.slots]
-    everybody = [*workers * 2, *servers, *["scheduler"] * bool(servers), "launcher", f"agent {HERE}",
-                 *(f"{what} {host}" for host in hosts for what in ("agent", "ssh"))]
+    hosts, everybody = [host.address for host in job.slots], _everybody(job)
     faults = []
     kinds = (*KINDS, *["cut data"] * 4) if not job.num_servers and len(hosts) > 1 else KINDS  # rings seldom outlive it
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3, 4))):
@@ -164,6 +160,27 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
         kind, victim = more.choice((("pause", f"agent {host}"), ("cut", host)))
         return [Fault(kind, victim, 4 + 4 * more.random(), 0, lasts_s, "")]
     return []
+
+
+def draw_close_faults(job: Any, about_s: float, draw: random.Random, heals: bool,
+                      more: random.Random) -> List[Fault]:
+    """Two to six faults of processes within seconds: who failed first?"""
+    victims = [name for name in _everybody(job) if name != "launcher"]
+    faults, began_s = [], about_s * draw.random()
+    for _ in range(draw.choice((2, 2, 3, 3, 4, 6))):
+        kind = draw.choice(("kill", "kill", "segv", "abort", "pause", "pause", "pause", "pause" if heals else "stop"))
+        lasts_s = draw.choice((0.3, 0.6, 1.0, 1.7, 2.5, 3.0, 5.0, 8.0)) if kind == "pause" else 0.0
+        at_s = began_s + draw.choice((0.05, 0.5, 2.0, 5.0)) * draw.random()
+        faults.append(Fault(kind, draw.choice(victims), at_s, 0, lasts_s, ""))
+    return faults
+
+
+def _everybody(job: Any) -> List[str]:
+    """Who may be hit, some twice: they are drawn more often."""
+    workers, servers = [f"worker {rank}" for rank in range(job.num_workers)], [f"server {rank}" for rank in
+                                                                              range(job.num_servers)]
+    return [*workers * 2, *servers, *["scheduler"] * bool(servers), "launcher", f"agent {HERE}",
+            *(f"{what} {host.address}" for host in job.slots for what in ("agent", "ssh"))]
 
 
 class Injector:
@@ -300,7 +317,8 @@ def _heal(links: List[Link]) -> None:
         link.heal()
 
 
-def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float = 4000.0) -> Result:
+def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float = 4000.0,
+        draw_faults: Callable[..., List[Fault]] = draw_faults) -> Result:
     """One history: the same seed and the same faults left out give the same one."""
     draw, more = random.Random(seed), random.Random(f"more {seed}")
     """What came later is drawn from `more`, so that most histories stay as they were."""
