@@ -121,14 +121,9 @@ class Failure:
         return self._unreported_code in (-signal.SIGSEGV, -signal.SIGBUS)
 
     @property
-    def aborted(self) -> bool:
-        """Whether it aborted without a report, as C++ does on an error of its own, and MPI that has lost a process."""
-        return self._unreported_code == -signal.SIGABRT
-
-    @property
     def unreported(self) -> bool:
         """Whether it crashed, aborted or exited without a report, as MPI does when it has lost a process."""
-        return self.crashed or self.aborted or self._unreported_code > 0
+        return self.crashed or self._unreported_code > 0 or self._unreported_code == -signal.SIGABRT
 
     @property
     def _unreported_code(self) -> int:

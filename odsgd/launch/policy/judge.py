@@ -12,10 +12,9 @@ The rules, in the order in which `tick` applies them:
    another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
-   before them all. A process that we end because it hangs is blamed for that, however it ends. Nobody can tell
-   which of two crashes on a ring was first, or of two exits, nor where an abort stands among them, and the message says
-   so. After each failure we ping all agents. If one does not answer, the first failure may be behind it; the message
-   says that, too.
+   before them all. A process that we end because it hangs is blamed for that, however it ends. On a ring
+   nobody can tell which of two ends without a report was first, and the message says so. After each failure we ping all
+   agents. If one does not answer, the first failure may be behind it; the message says that, too.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -312,7 +311,7 @@ class Judge:
         waited = now - self.failed_at
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
         doubtful = cause.is_secondary or (cause.unreported and not self.non_workers)
-        unanswered = [name for name in self.liveness.unanswered_since(cause.at) if doubtful and self.members[name].pid]
+        unanswered = self.liveness.unanswered_since(cause.at) if doubtful else []
         if waited < SETTLE_S or ((exit_pending or unanswered) and waited < LAST_WORDS_S):
             return None
         reasons = [reason for failure in self.failures for reason in [self._why_not_continue(failure)] if reason]
@@ -379,9 +378,7 @@ class Judge:
         how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.how_it_ended
         others = [f"{other.member.name}: {other.text or other.member.how_it_ended[0]}"
                   for other in self.failures if other.member and other is not cause]
-        alike = [failure for failure in self.failures
-                 if failure.unreported and (failure.aborted or failure.crashed == cause.crashed)]
-        unclear = not self.non_workers and cause.unreported and len(alike) > 1
+        unclear = not self.non_workers and cause.unreported and sum(one.unreported for one in self.failures) > 1
         when = "after it, or before it (which failed first is not known)" if unclear else "after it, not the cause"
         after = [f"  {when}: {'; '.join(others)}"] if others else []
         text = f"{member.name} failed ({member.where}): {how}"

@@ -157,8 +157,7 @@ class LivenessMonitor:
 
     def unanswered_since(self, at: float) -> List[str]:
         """The processes of which no end is known, and whose agents have answered no ping of that time or later."""
-        return [process.name for process in self._processes.values()
-                if process.agent_at is not None and process.answered_at < at]
+        return [process.name for process in self._processes.values() if process.answered_at < at]
 
     # Decisions
 

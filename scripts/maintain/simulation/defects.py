@@ -10,14 +10,10 @@ JUDGE, AGENTS = "odsgd.launch.policy.judge", "odsgd.launch.hosts.agents"
 LIVENESS, CHILD = "odsgd.launch.policy.liveness", "odsgd.launch.agent.child"
 
 DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
-    "of two workers of a ring one crashed, and the other, which MPI aborts then, was blamed": [
-        (JUDGE, "any_crashed and unreported and not failure.crashed)", "False)")],
     "a worker that MPI ended since another was killed was blamed in its place": [
         (JUDGE, "any_killed and unreported,", "False,")],
-    "a worker that MPI crashed after another crash was blamed, and the message was sure of it": [
-        (JUDGE, "cause.unreported and len(alike) > 1", "False")],
-    "a worker of a ring aborted, and was said to be the consequence of one that MPI crashed": [
-        (JUDGE, "(failure.aborted or failure.crashed == cause.crashed)", "failure.crashed == cause.crashed")],
+    "a worker that MPI ended after another was blamed, and the message was sure of it": [
+        (JUDGE, "cause.unreported and sum(one.unreported for one in self.failures) > 1", "False")],
     "a worker that MPI crashed after an agent had was blamed in place of the lost host": [
         ("odsgd.launch.policy.failures", "self.member is None or self.member.code == -signal.SIGKILL",
          "self.member is not None and self.member.code == -signal.SIGKILL")],
@@ -54,7 +50,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, "process.progress_is_final, process.moved_at = True, told is not None, now",
          "process.progress_is_final = True, told is not None")],
     "a worker that MPI crashed was blamed while the agent of the one that was killed stood still": [
-        (JUDGE, "if doubtful and self.members[name].pid]", "if False]")],
+        (JUDGE, "self.liveness.unanswered_since(cause.at) if doubtful else []", "[]")],
     "a job whose servers had met waited for ever for a worker whose ssh stood still": [
         (JUDGE, 'worker.blocks_startup if self.on_sockets else worker.phase == "waiting"', "False")],
     "a ring whose link stayed down used up its restarts in seconds": [

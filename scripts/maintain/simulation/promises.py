@@ -12,9 +12,10 @@ from scripts.maintain.simulation.scenario import HERE, Result
 
 KILLS = ("kill", "segv", "abort")
 HARMLESS = ("clock", "block output", "late agents")
+OF_HOSTS = ("lose host", "reboot", "cut", "cut one way", "cut data", "slow", "reset")
 OWN_DEADLINES = ("exit code 75", f"exit code {MPI_GAVE_UP}")
 SIGNALS = {"interrupt": 130, "interrupt twice": 130, "terminate": 143}
-FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(")
+FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(host ([^ ,)]+)")
 LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
 LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
@@ -65,20 +66,21 @@ def stops(result: Result) -> Iterator[str]:
 def names_the_victim(result: Result) -> Iterator[str]:
     """The process that is blamed is one that was hit, or the message says that nobody can be."""
     hits = result.hits
-    if any(hit.kind not in (*KILLS, "stop", "pause", "hang", *HARMLESS) for hit in hits):
-        return  # a host or a link may make its processes fail in their own words
+    if any(hit.kind not in (*KILLS, "stop", "pause", "hang", *OF_HOSTS, *HARMLESS) for hit in hits):
+        return
     victims = {hit.victim for hit in hits}
+    hosts = {hit.victim for hit in hits if hit.kind in OF_HOSTS}
     texts = result.texts()
     for at, text in enumerate(texts):
         failed, lost = FAILED.match(text), LOST.match(text)
         remarks = itertools.takewhile(lambda line: line.startswith("  "), texts[at + 1:])
-        if any(victim in line or victim.startswith(("agent", "ssh")) for line in remarks if "first is not known" in line
-               for victim in victims):  # the line names the processes behind an agent
+        if any(victim in line or victim in hosts or victim.startswith(("agent", "ssh")) for line in remarks
+               if "first is not known" in line for victim in victims):  # the line names processes, no hosts and agents
             continue
         # A deadline tells the round that has not ended, MPI that it has not found the others: not who was late.
-        if failed and failed[1] not in victims and not text.endswith(OWN_DEADLINES):
+        if failed and failed[1] not in victims and failed[2] not in hosts and not text.endswith(OWN_DEADLINES):
             yield f"{failed[1]} is blamed, and {', '.join(sorted(victims)) or 'nobody'} was hit: {text}"
-        if lost and not victims & {f"agent {lost[1]}", f"ssh {lost[1]}", f"agent {HERE}"}:
+        if lost and not victims & {f"agent {lost[1]}", f"ssh {lost[1]}", f"agent {HERE}", lost[1], HERE}:
             yield f"host {lost[1]} is said to be lost, and {', '.join(sorted(victims)) or 'nothing'} was hit: {text}"
 
 

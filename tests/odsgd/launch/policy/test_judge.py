@@ -1,5 +1,6 @@
 """When a job ends and whose fault it is said to be: events in, a verdict out, in a time of our own."""
 import itertools
+import math
 import signal
 from typing import List, Optional, Sequence
 
@@ -26,6 +27,7 @@ def running(*joined: str, startup_timeout_s: float = 300.0, names: Sequence[str]
     """A job of two workers and a server at time 0; these have joined."""
     asked = job(2, 1, startup_timeout_s=startup_timeout_s, on_worker_loss=on_worker_loss, hang_timeout_s=hang_timeout_s)
     judge = Judge(asked, [Member(name, name.split()[0], "hostA") for name in names], 0.0, "10.0.0.9:4000")
+    judge.liveness.answered(names, math.inf)
     for number, name in enumerate(names):
         judge.started(name, 100 + number)
     for name in joined:
@@ -64,13 +66,15 @@ def test_the_first_failure_is_the_cause_and_the_others_are_listed() -> None:
 
 def test_of_two_that_mpi_may_have_ended_on_a_ring_none_is_said_to_be_the_consequence() -> None:
     """An agent does not tell of them in their order, either."""
-    for codes, known in (((-11, -11), False), ((1, -6), False), ((-11, -6), False), ((1, -11), True), ((1, -9), True)):
+    for codes, first, known in (((-11, -11), 0, False), ((1, -6), 0, False), ((-11, -6), 0, False),
+                                ((1, -11), 1, False), ((1, -9), 1, True)):
         judge = running(*NAMES[2:], names=NAMES[2:])
         for name, code in zip(NAMES[2:], codes):
             judge.exited(name, code, 10.0)
-        message = verdict_at(judge, 11.0).message
-        assert ("or before it (which failed first is not known): worker 1: killed by" in message) == (not known)
-        assert ("after it, not the cause: worker 0: exit code 1" in message) == known
+        verdict = verdict_at(judge, 11.0)
+        assert verdict.culprit == f"worker {first}"
+        assert (f"or before it (which failed first is not known): worker {1 - first}" in verdict.message) == (not known)
+        assert (f"after it, not the cause: worker {1 - first}" in verdict.message) == known
 
 
 def test_behind_a_silent_agent_of_a_ring_another_may_have_failed_first() -> None:
