@@ -275,7 +275,7 @@ class Judge:
                 member.hung = True
                 self.liveness.ended(member.name)
             self.newly_hung += hung.names
-        if len(members) == 1 and hung.print_stacks:
+        if len(members) == 1 and hung.print_stacks and hung.blamed:
             self._fail(Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
         else:
             self._fail(Failure(None, hung.text, exit_code=EXIT_DEADLINE, failed_together=members), now)

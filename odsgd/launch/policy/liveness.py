@@ -42,6 +42,7 @@ class Hung(NamedTuple):
     text: str
     host: Optional[str] = None
     print_stacks: bool = True  # before they are killed
+    blamed: bool = True
 
 
 @dataclass
@@ -234,7 +235,7 @@ class LivenessMonitor:
         return Hung([process.name for process in answering],
                     f"for {min(now - process.moved_at for process in stuck):.0f} s every process has answered and "
                     f"every worker has waited ({where}): messages between them do not come through, or they wait "
-                    "for each other")
+                    "for each other", blamed=False)
 
     def _compare_lengths(self, now: float) -> Optional[Hung]:
         """Rule 4: a failure if a worker with fewer batches has said where it ended, else a warning."""

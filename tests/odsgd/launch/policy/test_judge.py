@@ -609,6 +609,16 @@ def test_one_that_hangs_on_a_ring_is_the_cause_however_it_ends_and_whatever_mpi_
     assert "it has not answered for 31 s" in verdict.message and "not the cause: worker 0: killed by" in verdict.message
 
 
+def test_the_last_worker_that_waits_for_others_is_not_blamed_for_it() -> None:
+    judge = running(*NAMES[2:], names=NAMES[2:], hang_timeout_s=30.0)
+    judge.exited("worker 0", 0, 0.5)
+    for now in range(1, 400):
+        judge.liveness.heard(["worker 1"], now)
+        judge.liveness.beats({"worker 1": {"at": 6, "activity": "evaluation", "waits_s": now, "silent_s": 0.5}}, now)
+        judge.tick(now)
+    assert judge.failures[0].member is None and judge.failures[0].text.startswith("for 301 s every process has answered")
+
+
 def test_a_hanging_worker_of_an_asynchronous_job_is_lost() -> None:
     judge = running(*NAMES, hang_timeout_s=30.0, on_worker_loss="continue")
     silence(judge, "worker 1", 31)
