@@ -616,7 +616,8 @@ def test_the_last_worker_that_waits_for_others_is_not_blamed_for_it() -> None:
         judge.liveness.heard(["worker 1"], now)
         judge.liveness.beats({"worker 1": {"at": 6, "activity": "evaluation", "waits_s": now, "silent_s": 0.5}}, now)
         judge.tick(now)
-    assert judge.failures[0].member is None and judge.failures[0].text.startswith("for 301 s every process has answered")
+    failure, = judge.failures
+    assert failure.member is None and failure.text.startswith("for 301 s every process has answered")
 
 
 def test_a_hanging_worker_of_an_asynchronous_job_is_lost() -> None:
