@@ -285,7 +285,8 @@ class Agent:
         """Answer a ping that had come before this turn, in which the processes' reports and ends have been sent."""
         if at is not None and not self.paused:
             self.channel.send(messages.Pong(at))
-            self.pinged_at = None if self.pinged_at == at else self.pinged_at
+            if self.pinged_at == at:  # else another ping has come
+                self.pinged_at = None
 
     def _note_of_workers(self, lines: List[str]) -> None:
         try:

@@ -12,9 +12,9 @@ The rules, in the order in which `tick` applies them:
    another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
-   before them all. A process that we end because it hangs is blamed for that, however it ends. On a ring
-   nobody can tell which of two ends without a report was first, and the message says so. After each failure we ping all
-   agents. If one does not answer, the first failure may be behind it; the message says that, too.
+   before them all. A process that we end because it hangs is blamed for that, however it ends. On a ring nobody can
+   tell which of two ends without a report was first, and the message says so. After each failure we ping all agents. If
+   one does not answer, the first failure may be behind it; the message says that, too.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -93,7 +93,6 @@ class Judge:
         self.newly_lost: List[LostWorkers] = []
         self.newly_joined: List[int] = []
         self.newly_hung: List[str] = []
-        self.failed_at: Optional[float] = None
         self.asks = False  # all agents are to say what they know
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
@@ -275,7 +274,7 @@ class Judge:
                 member.hung = True
                 self.liveness.ended(member.name)
             self.newly_hung += hung.names
-        if len(members) == 1 and hung.print_stacks and hung.blamed:
+        if hung.blamed:
             self._fail(Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
         else:
             self._fail(Failure(None, hung.text, exit_code=EXIT_DEADLINE, failed_together=members), now)
@@ -302,13 +301,10 @@ class Judge:
         if not (failure.member and any(failure.member in other.members for other in self.failures)):
             failure.at, self.asks = now, True
             self.failures.append(failure)
-        if self.failed_at is None:
-            self.failed_at = now
 
     def _failure_verdict(self, now: float) -> Optional[Verdict]:
-        assert self.failed_at is not None
         cause = self._cause()
-        waited = now - self.failed_at
+        waited = now - self.failures[0].at
         exit_pending = any(failure.exit_pending for failure in (self.failures if self.continues_on_loss else [cause]))
         doubtful = cause.is_secondary or (cause.unreported and not self.non_workers)
         unanswered = self.liveness.unanswered_since(cause.at) if doubtful else []
@@ -367,7 +363,7 @@ class Judge:
                 text = f"{failure.member.name} was lost ({failure.member.where}): {reason}"
             ranks = [member.rank for member in failure.members]
             self.newly_lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
-        self.failures, self.failed_at = [], None
+        self.failures = []
         if self._workers_ended():
             self.workers_ended_at = now
 

@@ -42,7 +42,7 @@ class Hung(NamedTuple):
     text: str
     host: Optional[str] = None
     print_stacks: bool = True  # before they are killed
-    blamed: bool = True
+    blamed: bool = True  # the one process; else it is nobody's fault, or everybody's
 
 
 @dataclass
@@ -264,7 +264,7 @@ class LivenessMonitor:
                     'same number, by shards of one size and last_batch="discard"; or make the store with '
                     'uneven="join"; or take an asynchronous one, such as asgd')
             if certain:
-                return Hung([process.name for process in waiting], text, print_stacks=False)
+                return Hung([process.name for process in waiting], text, print_stacks=False, blamed=False)
             self._warnings.append(text)
         return None
 

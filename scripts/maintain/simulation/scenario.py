@@ -162,8 +162,7 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
     return []
 
 
-def draw_close_faults(job: Any, about_s: float, draw: random.Random, heals: bool,
-                      more: random.Random) -> List[Fault]:
+def draw_close_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more: random.Random) -> List[Fault]:
     """Two to six faults of processes within seconds: who failed first?"""
     victims = [name for name in _everybody(job) if name != "launcher"]
     faults, began_s = [], about_s * draw.random()
@@ -177,8 +176,8 @@ def draw_close_faults(job: Any, about_s: float, draw: random.Random, heals: bool
 
 def _everybody(job: Any) -> List[str]:
     """Who may be hit, some twice: they are drawn more often."""
-    workers, servers = [f"worker {rank}" for rank in range(job.num_workers)], [f"server {rank}" for rank in
-                                                                              range(job.num_servers)]
+    workers = [f"worker {rank}" for rank in range(job.num_workers)]
+    servers = [f"server {rank}" for rank in range(job.num_servers)]
     return [*workers * 2, *servers, *["scheduler"] * bool(servers), "launcher", f"agent {HERE}",
             *(f"{what} {host.address}" for host in job.slots for what in ("agent", "ssh"))]
 
