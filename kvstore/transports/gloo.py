@@ -267,6 +267,7 @@ class _Group:
                 self._dist.all_reduce(total, group=self._totals)
             except RuntimeError as error:
                 _die_of(error)
+        self._last = total  # gloo's thread, if it lets go of it last as Python ends, aborts the process
         return np.asarray(total.numpy())
 
     def _leave(self) -> None:
