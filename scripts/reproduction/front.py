@@ -24,6 +24,8 @@ A claim is tested on differences between runs with the same seed, by a {CONFIDEN
 t). It covers chance in training and not in the choice of the test set, and has no width where all seeds agree. A claim
 of k comparisons fails only if one of them fails at a confidence of 1 - 0.05/k. Many claims are tested, so one in twenty
 of those at the edge may be chance. A table shows the comparison that decides a claim: of several the worst.
+"Worst of 3: A - B" means that the claim needs three comparisons, and A - B came out worst. "Plan: 1 of 12 runs so far,
+paper" means that 12 runs are planned at the paper's scale, and 1 is there.
 
 ✓ a claim holds; ✗ it does not; ? cannot be told. Of times, which are those of a simulated cluster: ✓ reproduced in the
 simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cannot fail there. The *size* is the share of
@@ -36,9 +38,8 @@ A number with × is a quotient of the two cells that are named; any other is a d
     "95%", "95 %")
 
 LEAD = """\
-No run is on ImageNet, and none on a GPU is over ([two](../how-to/reproduce.md#on-a-gpu) have come to four fifths, and
-do not count). Times are those of a simulated cluster. So what a reader of the OD-SGD paper asks first has an answer as
-far as small runs on two cores can give one:"""
+No run uses ImageNet. [Two runs on a GPU](../how-to/reproduce.md#on-a-gpu) are at four fifths and do not count yet. Times
+are those of a simulated cluster. The list says what small runs on two cores can tell a reader of the OD-SGD paper:"""
 
 SHORT = 70
 """Characters of a claim beside its interval."""

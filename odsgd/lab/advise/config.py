@@ -78,7 +78,8 @@ class AdviseConfig:
                                                  "them", group="What is looked at")
     now: Optional[System] = option(None, SYSTEM, "the system in use; what to change first is said of it",
                                            group="What is told", otherwise="the fastest that exchanges every iteration")
-    lines: int = option(15, integer(0), "of the table; 0: all", group="What is told")
+    lines: int = option(20, integer(0), "of the table; where it is longer, the fastest of each store; 0: all",
+                        group="What is told")
     json: Optional[str] = option(None, PATH, "write everything there", group="What is told")
 
     @classmethod

@@ -54,7 +54,7 @@ def columns(batch_size: int) -> List[Column]:
 
 def text(advice: Advice, batch_size: int, lines: int) -> str:
     """A table and what to change first."""
-    shown = advice.predictions[:lines or None]
+    shown = _shown(advice.predictions, lines)
     left = len(advice.predictions) - len(shown)
     cells = [[heading for heading, _ in columns(batch_size)],
              *([cell(prediction) for _, cell in columns(batch_size)] for prediction in shown)]
@@ -62,9 +62,17 @@ def text(advice: Advice, batch_size: int, lines: int) -> str:
     cells.insert(1, ["one worker alone", f"{alone[1]:.4g}", f"{alone[0]:.4g}", *[""] * (len(cells[0]) - 3)])
     said = [f"{advice.workers} worker{'s' * (advice.workers != 1)}", *sentences(advice),
             textwrap.indent(aligned(cells), "  ")]
-    said += [f"  … and {left} slower ones (--lines 0 shows all)"] if left else []
+    said += [f"  … the fastest of each store (--lines 0 shows {left} more)"] if left else []
     said += [f"What would change {advice.now.system.label}:", *(f"  {change}" for change in advice.changes)]
     return "\n".join([*said, *(f"Not checked: {what}." for what in advice.beyond)])
+
+
+def _shown(predictions: List[Prediction], lines: int) -> List[Prediction]:
+    """All, or where these are too many lines the fastest of each store."""
+    if not lines or len(predictions) <= lines:
+        return predictions
+    fastest = {one.system.name: one for one in reversed(predictions)}
+    return [one for one in predictions if one is fastest[one.system.name]][:lines]
 
 
 def sentences(advice: Advice) -> List[str]:

@@ -168,10 +168,12 @@ def test_the_fastest_comes_first_and_the_table_is_as_long_as_asked_for(profile: 
     sentences = report.sentences(said)
     lines = report.text(said, batch_size=32, lines=2).splitlines()
     assert lines[1:1 + len(sentences)] == sentences
-    head, alone, first, _, more = lines[1 + len(sentences):][:5]
+    head, alone, first, second, more = lines[1 + len(sentences):][:5]
     assert head.split()[:7] == ["system", "iteration,", "ms", "samples/s", "of", "all", "workers"]
     assert alone.split()[:5] == ["one", "worker", "alone", "100", "320"]
-    assert first.split()[0] == said.predictions[0].system.label and "slower ones" in more
+    assert first.split()[0] == said.predictions[0].system.label and "the fastest of each store" in more
+    assert first.split("@")[0] != second.split("@")[0]
+    assert f"--lines 0 shows {len(said.predictions) - 2} more" in more
 
 
 def test_it_is_said_whether_more_than_one_worker_is_worth_it_and_what_od_sgd_gains(profile: str) -> None:
