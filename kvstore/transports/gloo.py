@@ -38,7 +38,8 @@ ENDLESS = timedelta(days=365)
 """gloo's own timeout: each store has its own deadline."""
 LATER = timedelta(minutes=1)
 """By which torch.distributed waits longer than a store, so that it is the store that says what is late."""
-LATE = "another worker is late, stopped or unreachable, or has taken fewer steps and left"
+LATE = "another worker is late, stopped or unreachable, has taken fewer steps and left, or does not make a call that " \
+    "is for all workers, as `global_weights` and `state_dict` are"
 NOTHING = (0, 0.0)
 """`_Line._awaited` (number and timeout of the exchange that is awaited) while no exchange is awaited."""
 MOST_TAGS = 2 ** 30
@@ -231,6 +232,7 @@ class _Group:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
             self._ranks = None if group is None else dist.get_process_group_ranks(group)
             self._totals = self._new()
+        self.world = dist.group.WORLD
         self.ranks = dist.get_process_group_ranks(self._totals)
         self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
         self.keys, self.open = Keys(1), 0  # sessions that have not closed
@@ -291,8 +293,10 @@ def _guarded(run: Any) -> None:
         run()
     except RuntimeError as error:
         _die_of(error)
-    except BaseException:
-        ending.die(traceback.format_exc(), EXIT_FAILURE)
+    except BaseException as error:
+        ended = isinstance(error, ValueError) and "is not registered" in str(error)
+        ending.die("the script has ended the process group, which the store still used; call store.close() before "
+                   "destroy_process_group()" if ended else traceback.format_exc(), EXIT_FAILURE)
 
 
 def _die_of(error: RuntimeError) -> None:
@@ -306,6 +310,6 @@ _shared: Dict[Any, _Group] = {}
 
 def _group(timeout_s: float, group: Any) -> _Group:
     """Made on first use; the group is left in good order when the process ends."""
-    if group not in _shared:
+    if group not in _shared or _shared[group].world is not torch.distributed.group.WORLD:  # which was begun anew
         _shared[group] = _Group(timeout_s, group)
     return _shared[group]

@@ -73,12 +73,14 @@ class Stream:
         return self._lines.feed(data) if data else self._lines.flush()
 
     def drain(self) -> Pieces:
-        """The pieces that have come. The stream counts as ended, though a descendant may still hold its other end."""
+        """The pieces that have come. The stream counts as ended, though a descendant may still hold its other end, and
+        write faster than we read."""
         found: Pieces = []
-        data = self._chunk()
+        nbytes, data = 0, self._chunk()
         while data:
             found += self._lines.feed(data)
-            data = self._chunk()
+            nbytes += len(data)
+            data = self._chunk() if nbytes < CHUNK else None  # a pipe has room for no more
         self.open = False
         return found + self._lines.flush()
 

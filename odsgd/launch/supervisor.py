@@ -137,6 +137,7 @@ class Supervisor:
         self.all_met_sent = False
         self.verdict: Optional[Verdict] = None
         self.failed_at = 0.0
+        self.blocking: List[str] = []  # the processes that kept the job from starting, as the verdict came
         self._handlers: Dict[Type[Message], Callable[[AgentConnection, Any, float], object]] = {
             messages.Hello: self._greeted,
             messages.Beats: self._beats,
@@ -164,6 +165,7 @@ class Supervisor:
                     self.agents.tell(messages.WorkersLost([process.rank for process in self.plan.spare]))
                 verdict = self._fail_without_store(self._wait())
                 self.verdict, self.failed_at = verdict, time.monotonic()
+                self.blocking = self.judge.blocking_startup()  # before those end that we end
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; a second signal ends everything at once")
                 self._end()
@@ -195,7 +197,7 @@ class Supervisor:
         """The processes that kept the job from starting, if that is why it failed."""
         if self.verdict is None or self.verdict.by_signal or self.verdict.workers_succeeded:
             return []
-        names = self.judge.blocking_startup()
+        names = self.blocking
         if not self.job.least_workers:  # no worker can be spared, and one that has reported an error would do so again
             names = [name for name in names if self.judge.members[name].error is None]
         return [process for process in self.plan.processes if process.name in names]
@@ -302,6 +304,9 @@ class Supervisor:
             self.agents.start(process)
         except ConfigError as error:
             self.judge.unstartable(process.name, str(error), now)
+        else:
+            empty = [one.rank for one in places.all_empty(self.plan, self.judge)]
+            self.agents.of(process.name).channel.send(messages.WorkersLost(empty))
 
     def _guarded(self, what: str) -> ContextManager[None]:
         """For what only observes the job: its errors are shown, and do no harm."""

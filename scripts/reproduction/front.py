@@ -38,8 +38,9 @@ A number with × is a quotient of the two cells that are named; any other is a d
     "95%", "95 %")
 
 LEAD = """\
-No run uses ImageNet. [Two runs on a GPU](../how-to/reproduce.md#on-a-gpu) are at four fifths and do not count yet. Times
-are those of a simulated cluster. The list says what small runs on two cores can tell a reader of the OD-SGD paper:"""
+No run uses ImageNet. [Two runs on a GPU](../how-to/reproduce.md#on-a-gpu) are at four fifths and do not count yet.
+Times are those of a simulated cluster. The list says what small runs on two cores can tell a reader of the OD-SGD
+paper:"""
 
 SHORT = 70
 """Characters of a claim beside its interval."""

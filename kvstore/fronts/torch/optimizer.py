@@ -15,7 +15,7 @@ import torch
 
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts.base import warn_of_own
-from kvstore.fronts.torch import translation
+from kvstore.fronts.torch import models, translation
 from kvstore.fronts.torch.lanes import TensorLane, held
 from kvstore.fronts.torch.store import DTYPES, TorchStore
 from kvstore.messages.buckets import Bucket, Parameter
@@ -94,12 +94,12 @@ class Optimizer(torch.optim.Optimizer):
                               "model, then the store")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = self._stop_exchanges(model)
-        _refuse_wrapped(model)
+        models.refuse_wrapped(model)
         translated = self._translated(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         optimizer._opt_called = True  # its steps are taken here; a scheduler that was made of it asks
         self.store, self._model, self._given = store, model, optimizer
-        self._names = {id(tensor): _plain(name) for name, tensor in model.named_parameters()}
+        self._names = {id(tensor): models.plain(name) for name, tensor in model.named_parameters()}
         self._multipliers = [(1.0, 1.0)] * len(self.param_groups) if translated is None \
             else translation.multipliers(self.param_groups)
         self._fixed = translation.fixed(self.param_groups)
@@ -113,11 +113,13 @@ class Optimizer(torch.optim.Optimizer):
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
         self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
-        self._hooks: List[Any] = []  # handles of what was put into the model
+        self._hooks: List[Any] = []  # handles of what was put into the model and the given optimizer
+        self._steps_given = False  # whether a step of the given optimizer is this one's
         store.session.own_step = self._own_step()
-        store.take(functools.partial(_tensors, model), self._described(), translated)
+        store.take(functools.partial(models.tensors, model), self._described(), translated)
         store.optimizer = self
         self._watch()
+        self._watch_given()
 
     # -- what a script calls -----------------------------------------------------------------------------------
 
@@ -264,13 +266,15 @@ class Optimizer(torch.optim.Optimizer):
         if not self._hooks:
             raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
                               "the same parameters since")
-        if not (self.store.lanes or any(_those_in(self._model, "FSDPModule"))):  # which puts others in their place
+        if not (self.store.lanes or any(models.those_in(self._model, "FSDPModule"))):  # FSDP puts others in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:
                 if id(tensor) not in there:
                     raise ConfigError(f"{name} is another tensor than when od.Optimizer was made, which would train "
                                       "the one that is gone: replace layers, and call load_state_dict(assign=True), "
                                       "before the optimizer is made")
+        if len(self._given.param_groups) != len(self._fixed):
+            self._check_fixed(self._given.param_groups, "now")
         for name, tensor, frozen in self._own:
             if frozen == tensor.requires_grad:
                 was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")
@@ -324,7 +328,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("the model is in DistributedDataParallel with static_graph=True, which exchanges "
                               "gradients in any case; leave static_graph out")
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = False
-        wrapper.no_sync = self.no_sync
+        wrapper.no_sync, wrapper.join = self.no_sync, models.refuse_join
         return wrapper.module
 
     def _watch(self) -> None:
@@ -335,6 +339,17 @@ class Optimizer(torch.optim.Optimizer):
         self._watch_saving()
         self._watch_shards()
 
+    def _watch_given(self) -> None:
+        """A step of the given optimizer would train this worker alone, and what it loads would be lost."""
+        def refuse(what: str, *_: Any) -> None:
+            if not self._steps_given:
+                raise ConfigError(f"{what} of the optimizer that od.Optimizer was made of, which is this worker's "
+                                  f"alone; call {what} of what od.Optimizer returned")
+
+        if hasattr(self._given, "_optimizer_step_pre_hooks"):  # else it wraps another, as Accelerate's
+            self._hooks += [self._given.register_step_pre_hook(functools.partial(refuse, "step")),
+                            self._given.register_load_state_dict_pre_hook(functools.partial(refuse, "load_state_dict"))]
+
     def leave_model(self) -> None:
         """The store has no more to do with the model."""
         while self._hooks:
@@ -343,7 +358,7 @@ class Optimizer(torch.optim.Optimizer):
     def _watch_shards(self) -> None:
         """Let an FSDP model gather its weights anew in each forward pass, since its root may still hold older weights.
         """
-        sharded = list(_those_in(self._model, "FSDPModule"))
+        sharded = list(models.those_in(self._model, "FSDPModule"))
 
         def reshard(*_: Any) -> None:
             for module in sharded:
@@ -381,7 +396,7 @@ class Optimizer(torch.optim.Optimizer):
 
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
-        self._at_once = hasattr(self._model, "_orig_mod") or any(_those_in(self._model, "FSDPModule"))
+        self._at_once = hasattr(self._model, "_orig_mod") or any(models.those_in(self._model, "FSDPModule"))
         modules = [self._model] if self._at_once else self._model.modules()
         return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
 
@@ -428,35 +443,3 @@ class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
             total = optimizer.sum_overflows(sum(one.item() for one in found))
             for one in found:
                 one.fill_(total)
-
-
-def _refuse_wrapped(model: torch.nn.Module) -> None:
-    """ConfigError where PyTorch would exchange gradients, too."""
-    for kind in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
-        if any(_those_in(model, kind)):
-            raise ConfigError(f"the model is in {kind}, which exchanges gradients itself, and the store does so; leave "
-                              "the wrapper out: give the optimizer, od.Optimizer and the training the model as it is "
-                              "(docs/how-to/pytorch.md)")
-
-
-def _those_in(model: torch.nn.Module, kind: str) -> Iterator[Any]:
-    """The modules of a class of PyTorch's, by name, since to import all of them takes time."""
-    return (module for module in model.modules() for one in type(module).__mro__
-            if one.__name__ == kind and one.__module__.startswith("torch."))
-
-
-def _tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    tensors: Dict[str, torch.Tensor] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-            raise ConfigError(f"{name} has no shape yet; run one forward pass before odsgd.torch.Optimizer is made")
-        if tensor.is_meta:
-            raise ConfigError(f"{name} is on the device `meta`, where it has no values; put the model on a real one by "
-                              "model.to_empty(device=...) and set its weights before odsgd.torch.Optimizer is made")
-        tensors[_plain(name)] = tensor
-    return tensors
-
-
-def _plain(name: str) -> str:
-    """Without what ``torch.compile`` puts in front."""
-    return name.replace("_orig_mod.", "")

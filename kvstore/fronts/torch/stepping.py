@@ -4,9 +4,10 @@
     optimizer.step()    the script's optimizer takes its step, and an iteration is counted; every H of them the store
                         exchanges what the parameters hold, and they hold what comes of it when the call returns
 """
+import contextlib
 import functools
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
 
@@ -38,9 +39,18 @@ class Stepping(Optimizer):
         loss = None
         stale = self.store.session.first_of_joiner(self.store.iteration + 1)
         if not self._overflowed() and not stale:  # else it takes part without a step
-            loss = self._given.step() if closure is None else self._given.step(closure)
+            with self._given_steps():
+                loss = self._given.step() if closure is None else self._given.step(closure)
         self.store.stepped()
         return loss
+
+    @contextlib.contextmanager
+    def _given_steps(self) -> Iterator[None]:
+        self._steps_given = True
+        try:
+            yield
+        finally:
+            self._steps_given = False
 
     def _overflowed(self) -> bool:
         """Whether a GradScaler has found this worker's gradients infinite; else they are unscaled now."""
@@ -63,7 +73,8 @@ class Stepping(Optimizer):
         return None
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
-        self._given.load_state_dict(saved)
+        with self._given_steps():
+            self._given.load_state_dict(saved)
         self._share_state()
 
     def _watch(self) -> None:

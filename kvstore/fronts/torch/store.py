@@ -24,7 +24,7 @@ from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement, environment
 from kvstore.messages import buckets as layout
 from kvstore.messages.buckets import Parameter
-from kvstore.messages.seam import Export, Saved, Servers, Transport
+from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
@@ -192,7 +192,7 @@ class TorchStore(FrontEnd):
         if self.lanes:
             return
         mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
-        if self.takes_weights or not isinstance(self.session.transport, Servers):  # whose weights are worker 0's
+        if not environment.joined():  # who joins gets the others' weights
             agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
                             "same; load a checkpoint before it is made, or on all workers; if the forward pass sets "
                             "weights, call store.begin() before the first", self._weights_as_text())
@@ -228,8 +228,8 @@ class TorchStore(FrontEnd):
         if self._counting:
             self.session.multiplied(self._counting)
             step = self.session.next_step(rates[0], self.lr_local)
-            self._steps = [dataclasses.replace(step, lr=lr, lr_local=lr if self.lr_local is None else step.lr_local)
-                           for lr in rates]
+            self._steps = [dataclasses.replace(step, lr=lr, lr_local=lr if self.lr_local is None or not lr else
+                                               step.lr_local) for lr in rates]  # with the rate 0 a group stands still
         return bool(self._counting)
 
     def send(self, lane: TensorLane) -> None:
@@ -332,7 +332,7 @@ class TorchStore(FrontEnd):
         for lane in self.lanes:
             if lane.rest is not None:
                 layout.split(lane.bucket, lane.rest, arrays, "rest/")
-        return arrays, meta
+        return arrays, {**meta, "rank": self.rank}
 
     def _open(self, lanes: List[TensorLane]) -> None:
         agreement.check(self.session.transport, "the saved state that they go on from", self._moment())
@@ -388,6 +388,9 @@ class TorchStore(FrontEnd):
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""
         super().load_state(worker, server)
+        if worker[1].get("rank", self.rank) != self.rank:
+            raise ConfigError(f"the saved state is worker {worker[1]['rank']}'s, and this is worker {self.rank}, which "
+                              "has one of its own: let every worker save, and load what it saved")
         for tensor, saved in [*((one.parameter, f"local/{name}") for name, one in self._trained.items()),
                               *((tensor, f"aux/0/{name}") for name, tensor in self._buffers().items())]:
             if saved not in worker[0]:

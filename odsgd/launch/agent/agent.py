@@ -216,6 +216,7 @@ class Agent:
     def _ended(self, child: Child) -> None:
         child.signal(signal.SIGKILL)  # before the pid is free to become another process's
         code = child.popen.wait()
+        self._tell_of_signal()  # of which it may have ended
         for stream in child.streams:
             if stream.open:
                 self._forward(child, stream.kind, stream.drain())

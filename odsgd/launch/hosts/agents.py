@@ -3,7 +3,6 @@ import collections
 import contextlib
 import functools
 import selectors
-import signal
 import subprocess
 import time
 from typing import Callable, Deque, Dict, List, Optional, Sequence
@@ -17,7 +16,7 @@ from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.lines import Stream
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import Job, Plan, Process
-from odsgd.launch.policy.failures import TAIL_LINES
+from odsgd.launch.policy.failures import TAIL_LINES, signal_name
 
 TICK_S = 0.1
 """How often the loop looks at the time, and at signals: they do not end its wait."""
@@ -167,7 +166,7 @@ class Agents:
             began = time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = agent.starter.wait(timeout=self._exit_wait_s)
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 why = f"{agent.starter_name} {how}"
             self._exit_wait_s = max(0.0, self._exit_wait_s - (time.monotonic() - began))
         self._report_lost(agent.host, agent.processes, why, agent.starter, agent.host)

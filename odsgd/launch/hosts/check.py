@@ -111,7 +111,10 @@ class MissingHosts:
         if self.hosts and now >= self._ask_at and not self._asked:
             self._ask_at = now + ASKED_EVERY_S
             self._back |= {host for host in self.hosts if host.here}
-            self._asked = {host: ssh.ask(self._job, host) for host in self.hosts if not host.here}
+            for host in self.hosts:
+                with contextlib.suppress(OSError):  # no process can be started now
+                    if not host.here:
+                        self._asked[host] = ssh.ask(self._job, host)
 
     @property
     def back(self) -> List[Host]:

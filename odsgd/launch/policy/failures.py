@@ -112,8 +112,8 @@ class Failure:
 
     @property
     def killed(self) -> bool:
-        """Whether it got a SIGKILL, or its host was lost: neither comes of another process of the job."""
-        return self.member is None or self.member.code == -signal.SIGKILL
+        """Whether its host was lost, or a signal ended it that MPI does not give: no process of the job did that."""
+        return self.member is None or (self.member.code is not None and self.member.code < 0 and not self.unreported)
 
     @property
     def crashed(self) -> bool:

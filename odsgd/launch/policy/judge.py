@@ -223,10 +223,11 @@ class Judge:
         ended_while_joining = not self.non_workers and all(
             failure.member and failure.member.asked_to_join and (failure.unreported or failure.member.hung)
             for failure in self.failures)
-        if len(self.workers) > 1 and len(alike) == 1 and not ended_while_joining:
+        if len(self.workers) > 1 and len(alike) == 1 and None not in alike and not ended_while_joining:
             return []
-        blocking = (self._cause().members if self.failures else
-                    [member for member in self.members.values() if member.blocks_startup])
+        awaited = [member for member in self.members.values() if member.blocks_startup and member not in failed]
+        cause = self._cause() if self.failures else None
+        blocking = awaited if cause is None or (cause.is_secondary and awaited) else cause.members
         return [member.name for member in blocking if member.code != EXIT_USAGE]
 
     def startup_text(self, seconds: float) -> str:

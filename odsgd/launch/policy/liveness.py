@@ -213,7 +213,8 @@ class LivenessMonitor:
             text = f"has {verb} {process.progress} for {still_s:.0f} s ({process.activity}), and waits for nobody"
             if still_s > process.limit_s(self._limit_s):
                 return Hung([process.name], text + self._waiters(process))
-            if still_s > process.limit_s(self._warn_s) and process.activity in ("training", "serving"):
+            busy = process.activity in ("training", "serving")  # else it may take long
+            if still_s > (process.limit_s(self._warn_s) if busy else process.limit_s(self._limit_s) / 2):
                 self._warn(process, "move", text + self._waiters(process))
             elif still_s < self._fresh_s:
                 self._recovered(process, "move")

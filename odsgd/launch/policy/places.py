@@ -5,7 +5,7 @@ that joins takes one that nobody has had, else the one that was lost longest ago
 down. Worker 0's is not given again: it has told the servers what to train.
 """
 import math
-from typing import Optional
+from typing import List, Optional
 
 from odsgd.launch.plan import Plan, Process
 from odsgd.launch.policy.judge import Judge
@@ -22,9 +22,14 @@ def why_closed(job_closed: str, plan: Plan, judge: Judge) -> str:
     return ""
 
 
+def all_empty(plan: Plan, judge: Judge) -> List[Process]:
+    """The processes of the empty places."""
+    members = judge.members
+    return [one for one in (*plan.workers[1:], *plan.spare)
+            if one.name not in members or members[one.name].part == "lost"]
+
+
 def next_empty(plan: Plan, judge: Judge) -> Optional[Process]:
     """The process of the empty place that the next worker takes."""
-    members = judge.members
-    empty = [one for one in (*plan.workers[1:], *plan.spare)
-             if one.name not in members or members[one.name].part == "lost"]
+    members, empty = judge.members, all_empty(plan, judge)
     return min(empty, key=lambda one: members[one.name].lost_at if one.name in members else -math.inf, default=None)

@@ -1,5 +1,6 @@
 """When a script's process group takes the place of MPI. Jobs over gloo are in tests/contract and tests/integration."""
 from pathlib import Path
+from typing import List
 
 import pytest
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 import odsgd.torch as od
+from kvstore.job import ending
 from kvstore.transports import gloo
 
 
@@ -24,3 +26,15 @@ def test_what_is_secure_goes_by_no_process_group(monkeypatch: pytest.MonkeyPatch
             od.create("dsync", group=torch.distributed.group.WORLD)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_group_that_the_script_has_ended_is_told_without_a_traceback(monkeypatch: pytest.MonkeyPatch,
+                                                                       tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    ended = torch.distributed.new_group([0])
+    torch.distributed.destroy_process_group()
+    said: List[str] = []
+    monkeypatch.setattr(ending, "die", lambda text, status: said.append(text))
+    gloo._guarded(lambda: torch.distributed.isend(torch.ones(1), 0, ended))
+    assert said == ["the script has ended the process group, which the store still used; call store.close() before "
+                    "destroy_process_group()"]

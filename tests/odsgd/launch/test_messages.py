@@ -126,3 +126,11 @@ def test_a_stream_is_drained_though_its_other_end_is_held(pipe: Tuple[Stream, in
     os.write(end, b"one\ntwo")
     assert stream.drain() == [("one", False), ("two", False)] and not stream.open
     os.close(end)
+
+
+def test_the_end_of_a_stream_does_not_wait_for_who_goes_on_writing(pipe: Tuple[Stream, int]) -> None:
+    stream, end = pipe
+    read = stream._chunk
+    stream._chunk = lambda: (os.write(end, b"y\n" * 1000), read())[1]  # type: ignore[method-assign]
+    assert 0 < len(stream.drain()) <= 65536 and not stream.open
+    os.close(end)

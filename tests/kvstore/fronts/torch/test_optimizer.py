@@ -300,6 +300,18 @@ def test_what_is_frozen_or_unfrozen_later_is_told_and_a_rate_of_0_does_it() -> N
         optimizer.param_groups[0]["lr"] = 0.01
 
 
+def test_a_group_with_the_rate_0_stands_still_whatever_the_local_rate() -> None:
+    def run(transport: Any) -> List[float]:
+        net = torch.nn.Linear(2, 1)
+        torch.nn.init.ones_(net.weight)
+        optimizer = Optimizer(optim.SGD([{"params": [net.weight], "lr": 0.0}, {"params": [net.bias]}], 0.1), net,
+                              create("odsgd", transport, warmup=0, lr_local=0.5))
+        train(net, optimizer, [torch.ones(2)] * 3)
+        return list(net.weight.flatten().tolist())
+
+    assert Stage(1).run(run) == [[1.0, 1.0]]
+
+
 def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_they_share_weights() -> None:
     def run(transport: Any) -> List[Dict[str, np.ndarray]]:
         net = Net()
@@ -357,8 +369,8 @@ def test_a_buffer_that_its_module_replaces_is_shared_and_goes_on() -> None:
     assert Stage(2).run(run) == [([1.5] * 3, [own] * 3, [own] * 3) for own in (1.0, 2.0)]
 
 
-@pytest.mark.parametrize("way", ["ring_worker", "sharded_worker"])
-def test_weights_that_differ_at_the_first_step_are_told_where_no_server_has_them(way: str) -> None:
+@pytest.mark.parametrize("way", ["ring_worker", "sharded_worker", ""])
+def test_weights_that_differ_at_the_first_step_are_told(way: str) -> None:
     def run(transport: Any) -> None:
         net = torch.nn.Linear(3, 2)
         optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("odsgd", transport))
@@ -368,7 +380,24 @@ def test_weights_that_differ_at_the_first_step_are_told_where_no_server_has_them
 
     stage = Stage(2)
     with pytest.raises(ProtocolError, match=r"(?s)differ in the weights at the first step.*-weight \w{8}\n *\+w"):
-        stage.run(run, getattr(stage, way))
+        stage.run(run, *([getattr(stage, way)] if way else []))
+
+
+def test_the_optimizer_that_was_given_is_not_for_the_script() -> None:
+    """This worker alone would train by it."""
+    net = Net()
+    given = optim.SGD(net.parameters(), 0.1)
+    optimizer = Optimizer(given, net, create("local"))
+    for what, call in (("step", given.step), ("load_state_dict", lambda: given.load_state_dict(given.state_dict()))):
+        for x in batches(0, 2):
+            with pytest.raises(ConfigError, match=rf"^{what} of the optimizer that od\.Optimizer was made of"):
+                call()
+            train(net, optimizer, [x])
+    given.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    with pytest.raises(ConfigError, match=r"had 1 parameter groups when od\.Optimizer was made, and has 2 now"):
+        optimizer.step()
+    optimizer.store.close()
+    given.step()
 
 
 def test_a_schedule_of_the_optimizer_that_was_given_goes_on_after_a_resume() -> None:
@@ -414,6 +443,9 @@ def test_a_run_goes_on_from_its_state_with_the_same_bits(store: str, options: Di
         for name in expected:
             if name != "norm.num_batches_tracked":  # the model's, which its user saves
                 np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+    first = first[:1] * 2
+    with pytest.raises(ConfigError, match=r"^the saved state is worker 0's, and this is worker 1"):
+        Stage(2).run(resumed)
 
 
 def local(net: Any, make: Callable[[Any], Any] = OPTIMIZERS["momentum"], **options: Any) -> Any:
@@ -772,6 +804,10 @@ def test_a_model_that_is_wrapped_is_refused_by_the_wrappers_name() -> None:
     optimizer = local(inner)
     with pytest.raises(ProtocolError, match="DistributedDataParallel"):
         train(wrapped, optimizer, [torch.ones(3)] * 2)
+    wrapped = torch.nn.parallel.DistributedDataParallel(Called())
+    local(wrapped)
+    with pytest.raises(ConfigError, match='uneven="join"'):
+        wrapped.join()
 
 
 class Called(torch.nn.Module):

@@ -334,6 +334,17 @@ def test_weights_that_one_worker_alone_has_loaded_are_an_error_on_servers_too() 
         Stage(2).run(train)
 
 
+def test_the_optimizer_that_was_given_steps_for_the_store_alone() -> None:
+    def train(transport: Any) -> None:
+        net, optimizer, _ = made(transport, H=2)
+        for _ in range(3):
+            stepped(net, optimizer, 0.0)
+            with pytest.raises(ConfigError, match=r"^step of the optimizer that od\.Optimizer was made of"):
+                optimizer._given.step()
+
+    Stage(1).run(train)
+
+
 @pytest.mark.parametrize("other", [{"lr": 0.1}, {"kind": torch.optim.AdamW},
                                    {"kind": functools.partial(torch.optim.SGD, momentum=0.5)}])
 def test_optimizers_of_the_script_that_differ_are_an_error(other: Dict[str, Any]) -> None:

@@ -201,6 +201,14 @@ def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(killed: int
         assert (verdict.culprit, verdict.exit_code) == (culprit, exit_code)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGXCPU, signal.SIGFPE])
+def test_one_that_a_signal_has_ended_which_mpi_does_not_send_is_the_cause(number: int) -> None:
+    judge = running(*RING, names=RING)
+    judge.exited("worker 1", -signal.SIGABRT, 10.0)
+    judge.exited("worker 2", -number, 10.1)
+    assert verdict_at(judge, 10.0 + LAST_WORDS_S).culprit == "worker 2"
+
+
 def test_of_two_that_have_crashed_the_first_is_the_cause() -> None:
     judge = running(*NAMES)
     judge.exited("worker 1", -signal.SIGSEGV, 10.0)
@@ -703,6 +711,21 @@ def test_processes_of_a_lost_host_and_those_that_never_joined_block_the_start() 
     judge.reported("scheduler", {"event": "connecting"}, 1.0)
     verdict_at(judge, 21.0)
     assert judge.blocking_startup() == ["worker 1"]
+
+
+def test_a_start_that_others_gave_up_is_blocked_by_those_that_were_missing() -> None:
+    judge = running("scheduler", "server 0")
+    judge.reported("worker 0", {"event": "connecting"}, 1.0)
+    judge.exited("worker 0", 75, 10.0)
+    verdict_at(judge, 11.0)
+    assert judge.blocking_startup() == ["worker 1"]
+
+
+def test_lost_hosts_of_all_workers_block_the_start() -> None:
+    judge = running("scheduler")
+    judge.host_lost("hostB", ["worker 0", "worker 1"], "ssh ended with exit code 255", (), 10.0)
+    verdict_at(judge, 11.0)
+    assert judge.blocking_startup() == ["worker 0", "worker 1"]
 
 
 @pytest.mark.parametrize("codes", [(1, 1), (64, None)])

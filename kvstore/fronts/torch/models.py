@@ -1,0 +1,44 @@
+"""What od.Optimizer takes for a model: its tensors by name, and the wrappers that it does not take."""
+from typing import Any, Dict, Iterator
+
+import torch
+
+from kvstore.errors import ConfigError
+
+
+def refuse_wrapped(model: torch.nn.Module) -> None:
+    """ConfigError where PyTorch would exchange gradients, too."""
+    for kind in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+        if any(those_in(model, kind)):
+            raise ConfigError(f"the model is in {kind}, which exchanges gradients itself, and the store does so; leave "
+                              "the wrapper out: give the optimizer, od.Optimizer and the training the model as it is "
+                              "(docs/how-to/pytorch.md)")
+
+
+def refuse_join(*_: Any, **__: Any) -> None:
+    raise ConfigError("join of DistributedDataParallel, which exchanges nothing here: for data of unequal length leave "
+                      'it out, and make the store by od.create(..., uneven="join")')
+
+
+def those_in(model: torch.nn.Module, kind: str) -> Iterator[Any]:
+    """The modules of a class of PyTorch's, by name, since to import all of them takes time."""
+    return (module for module in model.modules() for one in type(module).__mro__
+            if one.__name__ == kind and one.__module__.startswith("torch."))
+
+
+def tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """Parameters and buffers by name."""
+    found: Dict[str, torch.Tensor] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise ConfigError(f"{name} has no shape yet; run one forward pass before odsgd.torch.Optimizer is made")
+        if tensor.is_meta:
+            raise ConfigError(f"{name} is on the device `meta`, where it has no values; put the model on a real one by "
+                              "model.to_empty(device=...) and set its weights before odsgd.torch.Optimizer is made")
+        found[plain(name)] = tensor
+    return found
+
+
+def plain(name: str) -> str:
+    """Without what ``torch.compile`` puts in front."""
+    return name.replace("_orig_mod.", "")
