@@ -2,6 +2,7 @@
 import contextlib
 import io
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -165,3 +166,26 @@ def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch
     assert places.why_closed("", supervisor.plan, supervisor.judge) == ""
     supervisor.agents._selector.close()
     supervisor.status_file.close()
+
+
+def test_a_joiner_hears_which_others_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = job(4, 1, A, spare=1, on_worker_loss="continue")
+    supervisor = Supervisor(asked, make_plan(asked, ROOT), Console(stderr=io.StringIO()), StatusFile(),
+                            MissingHosts(asked, [], 0.0))
+    for member in supervisor.judge.members:
+        supervisor.judge.reported(member, {"event": "joined"}, 0.0)
+    supervisor.judge.tick(0.0)
+    supervisor.judge.exited("worker 1", -signal.SIGKILL, 1.0)
+    supervisor.judge.tick(9.0)
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    told = Channel(theirs, theirs)
+    monkeypatch.setattr(supervisor.agents, "start", lambda process: supervisor.agents.add(
+        AgentConnection(A.address, [process], Channel(ours, ours))))
+    supervisor._let_join("request", 10.0)
+    supervisor.agents.all[0].channel.flush()
+    assert [message for message in told.receive() if isinstance(message, messages.WorkersLost)] == [
+        messages.WorkersLost([1])]
+    supervisor.agents._selector.close()
+    supervisor.status_file.close()
+    for fd in (ours, theirs):
+        os.close(fd)

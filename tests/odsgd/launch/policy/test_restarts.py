@@ -4,7 +4,8 @@ from typing import Any, List, Optional
 
 import pytest
 
-from odsgd.launch.hosts.check import MissingHosts
+from odsgd.launch.hosts import ssh
+from odsgd.launch.hosts.check import ASKED_EVERY_S, MissingHosts
 from odsgd.launch.plan import LOCAL, Job, Process, make_plan
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge, Verdict
@@ -190,3 +191,17 @@ def test_missing_hosts_are_asked_and_answer(tmp_path: Path, monkeypatch: pytest.
     until(lambda: missing_hosts.ask(6.0) or missing_hosts.back == [A, LOCAL])
     missing_hosts.close()
     assert MissingHosts(elastic(A, B), [], since=0.0).back == []
+
+
+def test_missing_hosts_are_asked_later_if_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[float] = []
+
+    def fails(*_: Any) -> None:
+        asked.append(len(asked))
+        raise BlockingIOError
+
+    monkeypatch.setattr(ssh, "ask", fails)
+    missing_hosts = MissingHosts(elastic(A, B), [A, B], since=5.0)
+    for now in (5.0, 6.0, 5.0 + ASKED_EVERY_S):
+        missing_hosts.ask(now)
+    assert len(asked) == 4 and missing_hosts.back == []
