@@ -10,7 +10,7 @@ from typing import Callable, Iterator, List
 from scripts.maintain.simulation.programs import MPI_GAVE_UP, UNIT
 from scripts.maintain.simulation.scenario import HERE, Result
 
-KILLS = ("kill", "segv", "abort")
+KILLS = ("kill", "term", "xcpu", "segv", "abort")
 HARMLESS = ("clock", "block output", "late agents")
 OF_HOSTS = ("lose host", "reboot", "cut", "cut one way", "cut data", "slow", "reset")
 OWN_DEADLINES = ("exit code 75", f"exit code {MPI_GAVE_UP}")
@@ -19,6 +19,7 @@ FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(h
 LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
 LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
+LEFT_OUT = re.compile(r"going on with .* (without .*); batches are dealt anew")
 ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|was lost) "
                    r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
 NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
@@ -114,6 +115,31 @@ def tries_again(result: Result) -> Iterator[str]:
     started = any(step > 1 for attempt, _, step in result.training.steps if attempt == 0)
     if started and 0 < hit.lasts_s <= result.job.rejoin_timeout_s / 2 and result.code != 0:
         yield f"the link was down for {hit.lasts_s:.1f} s, and the exit code is {result.code}"
+
+
+def goes_on_without(result: Result) -> Iterator[str]:
+    """With -n MIN:MAX and a restart a job goes on without a host that is gone for good, or a worker that does not
+    begin again: it is tried for --rejoin-timeout, and nobody else is left out."""
+    job, hits = result.job, result.hits
+    gone = {(hit.kind, hit.victim) for hit in hits if not hit.lasts_s}
+    started = any(step > 1 for attempt, _, step in result.training.steps if attempt == 0)
+    if not job.least_workers or not started or len(gone) != len(hits) or result.code is None:
+        return
+    lost = [victim for kind, victim in gone if kind in ("lose host", "cut") and victim != HERE]
+    hung = [victim for kind, victim in gone if kind == "hang"]
+    if len(gone) == 1 and lost:
+        away = [f"worker {rank}" for rank in range(job.num_workers)
+                if job.slots[rank % len(job.slots)].address == lost[0]]
+    elif len(gone) == 2 and hung and ("kill", hung[0]) in gone:
+        away = hung
+    else:
+        return
+    if len(away) < job.num_workers and result.code:
+        yield f"{' and '.join(away) or lost[0]} did not come back, and the exit code is {result.code}"
+    for text in result.texts():
+        left_out = LEFT_OUT.search(text)
+        if left_out and not set(re.findall(r"worker \d+", left_out[1])) <= set(away):
+            yield f"{' and '.join(away)} did not come back: {text}"
 
 
 def names_in_time(result: Result) -> Iterator[str]:
@@ -261,8 +287,8 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
     ends, says_why, stops, names_the_victim, blames_no_data, blames_no_freeze, ends_what_waits, tries_again,
-    names_in_time, names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes, restarts, takes_in,
-    raises_nothing]
+    goes_on_without, names_in_time, names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes,
+    restarts, takes_in, raises_nothing]
 
 
 def broken(result: Result) -> List[str]:

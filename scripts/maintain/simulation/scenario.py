@@ -134,6 +134,7 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more
             lasts_s = lasts_s or (5.0 if kind in ("pause", "late agents", "reboot") else 0.0)
         else:
             lasts_s = 0.0
+        kind = _perhaps_gentler(kind, victim, more)
         moment = f"{draw.choice(('evaluation', 'checkpoint', 'end'))} {draw.randrange(1, 4)}"
         faults.append(Fault(kind, victim, at_s, call, lasts_s, moment if not call and draw.random() < 0.3 else ""))
     return draw_seldom(job, about_s, heals, more) or faults
@@ -152,6 +153,8 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
     if more.random() < 0.02:
         victim = more.choice((*hosts, HERE, "all", "all"))
         return [Fault("freeze", victim, about_s * more.random(), 0, more.choice((3.0, 8.0, 25.0)), "")]
+    if job.least_workers and more.random() < 0.03:
+        return draw_gone(job, about_s, more)
     if more.random() < 0.01 and (job.num_servers or job.num_workers > 1):  # else nobody waits for it
         lasts_s = more.choice((3.0, 30.0)) if heals else 0.0
         return [Fault("hang", f"worker {more.randrange(job.num_workers)}", 0.0, 1, lasts_s, "")]
@@ -162,6 +165,15 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
     return []
 
 
+def draw_gone(job: Any, about_s: float, more: random.Random) -> List[Fault]:
+    """A host that does not come back, or a worker that hangs when it begins once more."""
+    at_s, victim = 3.0 + (about_s - 3.0) * more.random(), f"worker {more.randrange(job.num_workers)}"
+    away = [host.address for host in job.slots if host.address != HERE]
+    if away and more.random() < 0.5:
+        return [Fault(more.choice(("lose host", "cut")), more.choice(away), at_s, 0, 0.0, "")]
+    return [Fault("kill", victim, at_s, 0, 0.0, ""), Fault("hang", victim, 0.0, 0, 0.0, f"start 2 of {victim}")]
+
+
 def draw_close_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more: random.Random) -> List[Fault]:
     """Two to six faults of processes within seconds: who failed first?"""
     victims = [name for name in _everybody(job) if name != "launcher"]
@@ -170,8 +182,15 @@ def draw_close_faults(job: Any, about_s: float, draw: random.Random, heals: bool
         kind = draw.choice(("kill", "kill", "segv", "abort", "pause", "pause", "pause", "pause" if heals else "stop"))
         lasts_s = draw.choice((0.3, 0.6, 1.0, 1.7, 2.5, 3.0, 5.0, 8.0)) if kind == "pause" else 0.0
         at_s = began_s + draw.choice((0.05, 0.5, 2.0, 5.0)) * draw.random()
-        faults.append(Fault(kind, draw.choice(victims), at_s, 0, lasts_s, ""))
+        victim = draw.choice(victims)
+        faults.append(Fault(_perhaps_gentler(kind, victim, more), victim, at_s, 0, lasts_s, ""))
     return faults
+
+
+def _perhaps_gentler(kind: str, victim: str, more: random.Random) -> str:
+    """Half of the workers and servers that are killed meet a signal that a process may handle: none of ours does."""
+    gentler = kind == "kill" and victim.startswith(("worker", "server"))
+    return more.choice(("kill", "kill", "term", "xcpu")) if gentler else kind
 
 
 def _everybody(job: Any) -> List[str]:
@@ -196,7 +215,10 @@ class Injector:
                 self.world.after(fault.at_s, functools.partial(self._hit, fault))
 
     def born(self, process: Process) -> None:
-        """A process has its name now: perhaps a fault waits for one of its calls."""
+        """A process has its name now: perhaps a fault waits for its start, or for one of its calls."""
+        self.reached[process.label] += 1
+        for fault in self.waiting.pop(f"start {self.reached[process.label]} of {process.label}", []):
+            self._hit(fault, process)
         for fault in self.waiting.pop(process.label, [])[:1]:
             process.hit_at_call = process.calls + fault.call
             process.hit = functools.partial(self._hit, fault, process)
@@ -223,6 +245,7 @@ class Injector:
     def _do(self, fault: Fault, process: Optional[Process]) -> bool:
         world, kind = self.world, fault.kind
         numbers = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT, "stop": signal.SIGSTOP,
+                   "term": signal.SIGTERM, "xcpu": signal.SIGXCPU,
                    "pause": signal.SIGSTOP, "interrupt": signal.SIGINT, "interrupt twice": signal.SIGINT,
                    "terminate": signal.SIGTERM, "end agent": signal.SIGTERM}
         if kind in numbers:
