@@ -125,6 +125,7 @@ class FrontEnd:
         Untrained arrays of trainable types (the statistics of BatchNorm) hold their mean over devices and workers.
         Afterwards the parameters hold this worker's own values again.
         """
+        self.begin()
         self._check_usable()
         self._meet()
         self._idle()

@@ -39,6 +39,7 @@ lost. gamma_p = gamma / M follows the number of workers; a given gamma_p stays, 
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from kvstore.errors import ConfigError
 from kvstore.messages.seam import Array, Replicated
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Step, Update, Worker
@@ -79,7 +80,10 @@ class SparseAggregation(Worker):
 
     def scheduled(self, step: Step) -> float:
         """What the trainer's schedule has made of a rate so far, as a factor."""
-        return step.lr / self.lr_given if self.lr_given else 1.0
+        if not self.lr_given:
+            raise ConfigError("sasgd with gamma_p, whose schedule is the learning rate's by a factor, and the rate was 0 "
+                              "when the trainer was made; make it with the rate that the schedule leads to")
+        return step.lr / self.lr_given
 
     def global_weights(self, step: Step) -> Array:
         """All workers ask together: it is an aggregation that leaves the interval as it is."""

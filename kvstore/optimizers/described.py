@@ -103,6 +103,7 @@ def state_names(optimizer: Optimizer) -> List[str]:
 # The server gets them by another way, or has no use for them.
 _NOT_CARRIED = {"lr_scheduler", "param_dict", "sym_info", "idx2name", "lr_mult", "wd_mult", "rescale_grad",
                 "_all_index_update_counts", "_index_update_count"}
+_FOLLOWED = {"lr", "rescale_grad", "num_update", "begin_num_update"}
 
 
 def describe(optimizer: Optimizer) -> Dict[str, Any]:
@@ -120,6 +121,13 @@ def describe(optimizer: Optimizer) -> Dict[str, Any]:
             raise ConfigError(f"optimizer {kind.__name__}: `{name}` is a {type(value).__name__}, which cannot be sent "
                               "to the servers; numbers, strings, lists and dicts can") from None
     return {"class": f"{kind.__module__}:{kind.__name__}", "settings": settings}
+
+
+def settings(optimizer: Optimizer) -> Dict[str, Any]:
+    """What a script may set on a trainer's optimizer after it is made, but for rates, which follow."""
+    plain = {name: value for name, value in vars(optimizer).items() if isinstance(value, (int, float, str, type(None)))
+             and name not in _FOLLOWED and not name.startswith("_")}
+    return {**plain, "lr_mult": dict(optimizer.lr_mult), "wd_mult": dict(optimizer.wd_mult)}
 
 
 def kind_of(path: str) -> str:

@@ -71,8 +71,10 @@ class Formula:
               room: Optional[np.ndarray]) -> None:
         """One step, as `kvstore.optimizers.apply` has them."""
         with np.errstate(all="ignore"):  # a run may diverge
-            self.step(w, np.multiply(g, now.scale, out=room), dict(zip(self.names(), state)), now.lr, now.wd, now.t,
-                      out)
+            g = np.multiply(g, now.scale, out=room)
+            if self.clip_gradient is not None:
+                np.clip(g, -self.clip_gradient, self.clip_gradient, out=g)
+            self.step(w, g, dict(zip(self.names(), state)), now.lr, now.wd, now.t, out)
 
     def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
         """One step. `g` may be written, and may lie where `out` does, which is written last."""

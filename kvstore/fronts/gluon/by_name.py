@@ -148,8 +148,9 @@ def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., N
         if _becomes_ours(mx, asked["kvstore"]):
             _check_updates("Trainer", asked["update_on_kvstore"])
             asked["update_on_kvstore"] = True  # row-sparse gradients would otherwise leave it to the name of the store
-            asked["kvstore"] = ours(asked["kvstore"])
-            _admit(mx, type(asked["kvstore"]))
+            store = asked["kvstore"] = ours(asked["kvstore"])
+            store.session.lr_given = trainer._optimizer.lr  # before a schedule of the script's
+            _admit(mx, type(store))
 
     return __init__
 

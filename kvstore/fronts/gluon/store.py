@@ -52,6 +52,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._saved_scale: Optional[Dict[str, float]] = None
         self._overflowed = False  # a gradient of this iteration, so that there was none
         self._waits = Waits()
+        self._settings: Dict[str, Any] = {}  # of the optimizer, and by parameter, as the first step has them
 
     # -- what Gluon asks ---------------------------------------------------------------------------------------
 
@@ -69,6 +70,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             self._replace(optimizer)
         else:
             self.session.use(optimizer)
+        self._settings = {}
         self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
 
     def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
@@ -122,6 +124,9 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             self._agree_on_model()
         for one, its, outs in each(key, value, out):
             its, outs = as_list(its)[0], as_list(outs)
+            if isinstance(its, mx.np.ndarray):
+                raise ConfigError(f"parameter {one} is one of MXNet's NumPy arrays (npx.set_np()), which these stores "
+                                  "do not train; leave set_np out")
             self._keyed[one] = Keyed(self._describe(one, its), outs)
             self._unshared[one] = its
         if len(self._keyed) >= len(self._named()):  # a trainer's all; there are none without one
@@ -136,6 +141,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         pass may overwrite the gradients; it waits likewise.
         """
         self._check_usable()
+        if self._shown is not None:
+            raise ProtocolError("a step inside `with store.global_weights():`, or `showing`; take it after the block")
         self.begin()
         for one, grads, outs in each(key, value, value if out is None else out):
             self._hand_in(one, as_list(grads), as_list(outs))
@@ -169,6 +176,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             for key in lane.keys():
                 self._lanes_of.setdefault(key, []).append(lane)
         self._open(lanes)
+        self._check_settings(optimizer)
         begun.add(self)
         pulse.more["waited_s"] = waits.seconds_waited
 
@@ -279,6 +287,18 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                                   f"{known.parameter.name} were {had} and are {now}. They stay as they were in the "
                                   "first step; leave them out, or make a new store")
 
+    def _check_settings(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """ConfigError if the script has changed what the servers got before the first step."""
+        now = {**optimizers.settings(optimizer),
+               **{one.name: (one.lr_mult, one.wd_mult) for one in self._named().values()}}
+        had, self._settings = self._settings or now, now
+        if had != now:
+            what = next(name for name in now if had.get(name) != now[name])
+            raise ConfigError(f"iteration {self.iteration + 1} has not taken place: the optimizer's settings have changed, "
+                              f"{what} from {had.get(what)} to {now[what]}. Servers keep those of the first step: give "
+                              "a new optimizer to store.set_optimizer, or, for multipliers of parameters, make a new "
+                              "store and a new trainer")
+
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
         if self.session.optimizer is None:
             raise ConfigError("no optimizer: call set_optimizer before the first pushpull; gluon.Trainer does, unless "
@@ -297,6 +317,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self._scaler is not None and self._leaves_out():
             return True
         optimizer = self._global_optimizer()
+        self._check_settings(optimizer)
         optimizer.num_update = optimizer.begin_num_update + self.session.step.t - self.session.since + 1
         counts, (lr,) = self._counts(optimizers.learning_rate(optimizer, optimizer.num_update))
         if not counts:
@@ -371,29 +392,32 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         frozen = [one.name for key, one in self._named().items() if key in missing and one.grad_req == "null"]
         if frozen:
             return ConfigError(f"iteration {self.iteration + 1} has not taken place: {frozen[0]} had a gradient in the "
-                               "first step and has none now (grad_req `null`); after you freeze parameters, make a new "
-                               "store and a new trainer")
+                               "first step and has none now (grad_req `null`); after you freeze parameters, load what you "
+                               "save inside `with store.global_weights():`, and make a new store and a new trainer")
         return ProtocolError(f"parameter {name} was handed in twice in iteration {self.iteration}, while "
-                             f"{len(missing)} others are still missing; every parameter takes part in every step")
+                             f"{len(missing)} others are still missing; every parameter takes part in every step (after one that an "
+                             "error has broken off, make a new store and a new trainer)")
 
     @property
     def under_way(self) -> bool:
         return bool(self._handed)
 
-    def _untrained(self) -> Dict[str, Keyed]:
-        """Parameters without a gradient, by name."""
-        return {known.parameter.name: known for key, known in self._keyed.items() if key not in self._lanes_of}
+    def _untrained(self) -> Dict[str, List[NDArray]]:
+        """Parameters without a gradient, by name. A network that has been cast has others than in the first step."""
+        named = self._named()
+        return {known.parameter.name: named[key].list_data() if key in named and named[key]._stype == "default" else
+                known.weights for key, known in self._keyed.items() if key not in self._lanes_of}
 
     def _aux(self) -> Dict[str, List[NDArray]]:
-        return {name: [array.copy() for array in known.weights] for name, known in self._untrained().items()}
+        return {name: [array.copy() for array in arrays] for name, arrays in self._untrained().items()}
 
     @staticmethod
     def _numbers(array: NDArray) -> np.ndarray:
         return array.asnumpy()
 
     def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
-        for name, known in self._untrained().items():
-            _put(known.weights, values[name])
+        for name, arrays in self._untrained().items():
+            _put(arrays, values[name])
 
 
 def _put(arrays: Sequence[NDArray], values: Sequence[Any]) -> None:

@@ -357,7 +357,10 @@ def test_a_convolutional_network_walks_gluons_own_path_to_the_bit() -> None:
         np.testing.assert_array_equal(ours, gluons)
 
 
-def test_statistics_without_gradient_are_averaged_for_evaluation_and_given_back() -> None:
+@pytest.mark.parametrize("then", [lambda net: None, lambda net: net.cast("float32"),
+                                  lambda net: net.collect_params().reset_ctx(mx.cpu())], ids=["as it is", "cast", "moved"])
+def test_statistics_without_gradient_are_averaged_for_evaluation_and_given_back(then: Callable[[Any], None]) -> None:
+    """Also where the network has got other arrays since the first step."""
     def work(transport: Transport) -> Tuple[np.ndarray, np.ndarray]:
         net = convolutions()
         store = kvstore.create("ssgd", transport)
@@ -368,11 +371,13 @@ def test_statistics_without_gradient_are_averaged_for_evaluation_and_given_back(
                 loss = net(x).sum()
             loss.backward()
             trainer.step(4)
+            then(net)
         mean = net.collect_params()["net_batchnorm0_running_mean"]
         own = mean.data().asnumpy()
         with store.global_weights():
             shared = mean.data().asnumpy()
         np.testing.assert_array_equal(mean.data().asnumpy(), own)
+        np.testing.assert_array_equal(store.worker_state()[0]["aux/0/net_batchnorm0_running_mean"], own)
         return own, shared
     (own_0, shared_0), (own_1, shared_1) = Stage(2).run(work)
     assert np.abs(own_0 - own_1).max() > 1e-3
@@ -483,6 +488,56 @@ def test_what_a_trainer_may_not_do_after_the_first_step_is_one_line() -> None:
     net.weight.set_data(mx.nd.ones((1, 1)))
     with pytest.raises(ConfigError, match=r"parameters were set after the first step \(set_data, load_parameters\)"):
         step()
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda net, trainer: setattr(trainer.optimizer, "wd", 0.5), "wd from 0.0 to 0.5"),
+    (lambda net, trainer: setattr(trainer.optimizer, "momentum", 0.5), "momentum from 0.0 to 0.5"),
+    (lambda net, trainer: setattr(trainer.optimizer, "clip_gradient", 0.5), "clip_gradient from None to 0.5"),
+    (lambda net, trainer: setattr(net.weight, "lr_mult", 0.0), r"dense\d+_weight from \(1.0, 1.0\) to \(0.0, 1.0\)"),
+    (lambda net, trainer: trainer.optimizer.set_lr_mult({0: 0.5}), r"lr_mult from \{\} to \{0: 0.5\}")])
+def test_settings_that_change_after_the_first_step_are_told(change: Callable[[Any, Any], None], said: str) -> None:
+    """Servers would go on with the old ones."""
+    net, trainer, step = stepping(kvstore.create("local"))
+    step()
+    trainer.set_learning_rate(0.25)
+    step()
+    change(net, trainer)
+    with pytest.raises(ConfigError, match=f"^iteration 3 has not taken place: the optimizer's settings have changed, "
+                                          f"{said}"):
+        step()
+
+
+def test_global_weights_before_the_first_step_are_those_of_worker_0_and_none_takes_a_step_inside() -> None:
+    def work(transport: Transport) -> List[float]:
+        store, w = make(transport=transport), mx.nd.array([float(transport.worker_rank)])
+        store.broadcast("w", mx.nd.array([4.0 + transport.worker_rank]), w)
+        with store.global_weights():
+            seen = [w.asscalar()]
+            with pytest.raises(ProtocolError, match="^a step inside `with store.global_weights"):
+                store.pushpull("w", w, w)
+        store.pushpull("w", w, w)
+        return [*seen, w.asscalar()]
+
+    assert Stage(2).run(work) == [[4.0, 2.0]] * 2
+
+
+def test_adamw_clips_gradients_as_the_optimizers_of_mxnet_do() -> None:
+    def walk(grads: Sequence[float], **options: Any) -> float:
+        store = make(optimizer=lambda: mx.optimizer.create("adamw", learning_rate=0.5, **options))
+        w = mx.nd.array([4.0])
+        store.broadcast("w", w, w)
+        for grad in grads:
+            store.pushpull("w", mx.nd.array([grad]), w)
+        return float(w.asscalar())
+
+    assert walk([0.25, -2.0], clip_gradient=0.5) == walk([0.25, -0.5]) != walk([0.25, -2.0])
+
+
+def test_arrays_of_mxnets_numpy_are_refused_in_one_line() -> None:
+    store, w = make(), mx.np.ones(1)
+    with pytest.raises(ConfigError, match=r"^parameter w is one of MXNet's NumPy arrays \(npx.set_np\(\)\)"):
+        store.broadcast("w", w, w)
 
 
 def test_a_layer_that_is_frozen_after_the_first_step_asks_for_a_new_store() -> None:
@@ -600,6 +655,34 @@ def test_a_given_rate_of_aggregation_follows_the_schedule_of_the_local_steps(in_
         return seen
     cluster = Stage(2)
     assert cluster.run(work, cluster.ring_worker) == [[3.875, 3.75, 3.6875, 3.625]] * 2
+
+
+@pytest.mark.parametrize("given, weights", [(0.5, [3.9, 3.7]), (0.0, "the rate was 0 when the trainer was made")])
+def test_a_schedule_that_begins_before_the_first_step_is_a_factor_of_the_trainers_own_rate(given: float, weights: Any
+                                                                                          ) -> None:
+    # Gradients 1, T = 1, gamma_p = 0.2: the rate is half of the given one in the first step, and then the given one.
+    def work(transport: Transport) -> List[float]:
+        net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+        net.initialize(mx.init.Constant(4))
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": given},
+                                kvstore=kvstore.create("sasgd", transport, gamma_p=0.2))
+        seen = []
+        for rate in (0.25, 0.5):
+            trainer.set_learning_rate(rate)
+            with autograd.record():
+                loss = net(mx.nd.ones((1, 1)))
+            loss.backward()
+            trainer.step(1)
+            seen.append(net.weight.data().asscalar())
+        return seen
+
+    kvstore.register()
+    cluster = Stage(1)
+    if given:
+        assert cluster.run(work, cluster.ring_worker) == [pytest.approx(weights)]
+    else:
+        with pytest.raises(ConfigError, match=weights):
+            cluster.run(work, cluster.ring_worker)
 
 
 def test_noise_that_each_worker_draws_is_refused_where_all_take_the_same_steps() -> None:
