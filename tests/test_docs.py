@@ -92,7 +92,8 @@ def test_the_index_lists_every_page_under_its_heading() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=short)
 def test_files_named_in_the_text_exist(page: Path) -> None:
-    text = re.sub(r"odsgd bench --config \S+", "", TEXT[page])  # what made a page is of the commit that it names
+    # What made a page is of the commit that it names.
+    text = re.sub(r"odsgd bench --config \S+|\b[0-9a-f]{8}:scripts/\S+", "", TEXT[page])
     named = re.findall(r"\b((?:scripts|configs|tests|kvstore|odsgd)/[\w/]+\.(?:py|yaml)|scripts/\w+)", text)
     missing = [name for name in set(named) if not any((ROOT / (name + end)).exists() for end in ("", ".py"))
                and not name.endswith("NAME.py")]

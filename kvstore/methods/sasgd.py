@@ -81,8 +81,8 @@ class SparseAggregation(Worker):
     def scheduled(self, step: Step) -> float:
         """What the trainer's schedule has made of a rate so far, as a factor."""
         if not self.lr_given:
-            raise ConfigError("sasgd with gamma_p, whose schedule is the learning rate's by a factor, and the rate was 0 "
-                              "when the trainer was made; make it with the rate that the schedule leads to")
+            raise ConfigError("sasgd with gamma_p, whose schedule is the learning rate's by a factor, and the rate was "
+                              "0 when the trainer was made; make it with the rate that the schedule leads to")
         return step.lr / self.lr_given
 
     def global_weights(self, step: Step) -> Array:

@@ -57,8 +57,8 @@ def read_npz(path: Union[str, Path]) -> Tuple[Dict[str, np.ndarray], Any]:
                 arrays = {name: file[name] for name in file.files}
             return arrays, _array_text(arrays.pop(META))
         except Exception as error:  # a broken zip file, header or compressed array, in the words of many a library
-            raise ConfigError(f"`{path}`: expected arrays and their `meta`, as these stores save them, got {type(error).__name__} "
-                              f"({shown(str(error))})") from None
+            raise ConfigError(f"`{path}`: expected arrays and their `meta`, as these stores save them, got "
+                              f"{type(error).__name__} ({shown(str(error))})") from None
 
 
 def below(prefix: str, arrays: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:

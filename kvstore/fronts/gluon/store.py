@@ -294,10 +294,10 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         had, self._settings = self._settings or now, now
         if had != now:
             what = next(name for name in now if had.get(name) != now[name])
-            raise ConfigError(f"iteration {self.iteration + 1} has not taken place: the optimizer's settings have changed, "
-                              f"{what} from {had.get(what)} to {now[what]}. Servers keep those of the first step: give "
-                              "a new optimizer to store.set_optimizer, or, for multipliers of parameters, make a new "
-                              "store and a new trainer")
+            raise ConfigError(f"iteration {self.iteration + 1} has not taken place: the optimizer's settings have "
+                              f"changed, {what} from {had.get(what)} to {now[what]}. Servers keep those of the first "
+                              "step: give a new optimizer to store.set_optimizer, or, for multipliers of parameters, "
+                              "make a new store and a new trainer")
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
         if self.session.optimizer is None:
@@ -392,11 +392,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         frozen = [one.name for key, one in self._named().items() if key in missing and one.grad_req == "null"]
         if frozen:
             return ConfigError(f"iteration {self.iteration + 1} has not taken place: {frozen[0]} had a gradient in the "
-                               "first step and has none now (grad_req `null`); after you freeze parameters, load what you "
-                               "save inside `with store.global_weights():`, and make a new store and a new trainer")
+                               "first step and has none now (grad_req `null`); after you freeze parameters, load what "
+                               "you save inside `with store.global_weights():`, and make a new store and a new trainer")
         return ProtocolError(f"parameter {name} was handed in twice in iteration {self.iteration}, while "
-                             f"{len(missing)} others are still missing; every parameter takes part in every step (after one that an "
-                             "error has broken off, make a new store and a new trainer)")
+                             f"{len(missing)} others are still missing; every parameter takes part in every step "
+                             "(after one that an error has broken off, make a new store and a new trainer)")
 
     @property
     def under_way(self) -> bool:

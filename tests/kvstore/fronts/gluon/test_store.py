@@ -357,8 +357,9 @@ def test_a_convolutional_network_walks_gluons_own_path_to_the_bit() -> None:
         np.testing.assert_array_equal(ours, gluons)
 
 
-@pytest.mark.parametrize("then", [lambda net: None, lambda net: net.cast("float32"),
-                                  lambda net: net.collect_params().reset_ctx(mx.cpu())], ids=["as it is", "cast", "moved"])
+@pytest.mark.parametrize("then", [
+    lambda net: None, lambda net: net.cast("float32"), lambda net: net.collect_params().reset_ctx(mx.cpu())],
+    ids=["as it is", "cast", "moved"])
 def test_statistics_without_gradient_are_averaged_for_evaluation_and_given_back(then: Callable[[Any], None]) -> None:
     """Also where the network has got other arrays since the first step."""
     def work(transport: Transport) -> Tuple[np.ndarray, np.ndarray]:
@@ -514,7 +515,7 @@ def test_global_weights_before_the_first_step_are_those_of_worker_0_and_none_tak
         store.broadcast("w", mx.nd.array([4.0 + transport.worker_rank]), w)
         with store.global_weights():
             seen = [w.asscalar()]
-            with pytest.raises(ProtocolError, match="^a step inside `with store.global_weights"):
+            with pytest.raises(ProtocolError, match=r"^a step inside `with store.global_weights"):
                 store.pushpull("w", w, w)
         store.pushpull("w", w, w)
         return [*seen, w.asscalar()]
