@@ -56,8 +56,9 @@ def sections(runs: Sequence[Records]) -> List[Section]:
     """The sections of the page on these runs."""
     return [Section("Results", "Test accuracy is measured on the weights that all workers share, after the last epoch. "
                     "Samples per second count all workers together in the median epoch, without evaluations "
-                    "and checkpoints; seconds are with them. Of a virtual cluster both are in its time, without "
-                    "either." + "".join(f" {line}" for line in compared(list(map(outcome, runs)))),
+                    "and checkpoints; seconds are with them, but for the last checkpoint. Of a virtual cluster "
+                    "both are in its time, without either."
+                    + "".join(f" {line}" for line in compared(list(map(outcome, runs)))),
                     cells(list(map(outcome, runs)))),
             *_accuracy(runs), *_timelines(runs),
             Section("Throughput", "Of all workers together, without evaluations and checkpoints; of a "

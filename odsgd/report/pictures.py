@@ -46,7 +46,7 @@ def accuracy(axes: Sequence[Any], runs: Sequence[Records]) -> None:
             for panel, xs in zip(axes, (epochs, seconds_s)):
                 panel.plot(xs, accuracies, label=run.name, color=colour, marker=".", markersize=4, linewidth=1.3)
     seconds_of = "seconds of the virtual cluster" if all(run.virtual for run in runs) else \
-        "seconds, with evaluations and checkpoints"
+        "seconds, with evaluations and the checkpoints before"
     for panel, label in zip(axes, ("epoch", seconds_of)):
         panel.set(xlabel=label, ylabel="test accuracy, %")
         panel.grid(alpha=0.25)

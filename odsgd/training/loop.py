@@ -105,7 +105,7 @@ class Training:
         self.measured = Measurements(config, self.schedule, self.store, self.trainer, transport, self.passes.learns)
         self.draws = randomness.draws(self.net)
         self.tested: Dict[str, float] = {}  # by the last evaluation
-        self.before_s = 0.0  # what the next epoch has taken before the run was resumed
+        self.before_s = 0.0  # what the first epoch has taken before the run was resumed
         self.staleness: Optional[StalenessReader] = None  # of an asynchronous job, from its first step on
         self.mirror = mirror_at(config.checkpoint_to)
         self.checkpoints = CheckpointWriter(self.folder, self.store, self.net, config.keep_checkpoints,
@@ -146,6 +146,7 @@ class Training:
                          *self.passes.warnings]:
                 self.run_log.warn(line)
             self.tested = self.evaluator.tell_untold(self._begin_store)
+            self.epoch_began = self.run_log.seconds() - self.before_s
             while self.store.iteration < self.total:
                 self._train_epoch()
             if self.staleness is not None:
@@ -178,7 +179,6 @@ class Training:
 
     def _train_epoch(self) -> None:
         """Train to the end of the epoch that the next iteration belongs to."""
-        self.epoch_began, self.before_s = self.run_log.seconds() - self.before_s, 0.0
         epoch, position = self.schedule.place(self.store.iteration)
         end = min(self.total, self.store.iteration + self.schedule.batches_per_epoch - position)
         self.measured.begin_epoch()
@@ -191,6 +191,7 @@ class Training:
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
             self._close_epoch(epoch)
+        self.epoch_began = self.run_log.seconds()  # of the next one, which has this checkpoint
         if self._checkpoint_due():
             self._checkpoint()
         if self.store.iteration == self.total:

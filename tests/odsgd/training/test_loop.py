@@ -4,7 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -13,7 +13,9 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_USAGE, ConfigError, DivergedError, ProtocolError
 from odsgd.config.train import TrainConfig
 from odsgd.training import loop, randomness
+from odsgd.training.checkpoint.checkpoint import CheckpointWriter
 from odsgd.training.models import models
+from odsgd.training.run_log import RunLog
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -245,6 +247,18 @@ def test_an_epoch_of_which_more_workers_find_too_little_left_is_evaluated_and_to
     assert (told["epoch"], told["iteration"]) == (1, 9) and told["samples_per_s"] > 0
     assert told.get("test_accuracy") == records(tmp_path, "end")[-1].get("test_accuracy")
     assert ("test_accuracy" in told) == bool(every)
+
+
+def test_seconds_of_epochs_have_all_checkpoints_but_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, copy = [0.0], CheckpointWriter.begin
+
+    def begin(writer: CheckpointWriter, facts: Mapping[str, Any]) -> None:
+        seconds[0] += 10
+        copy(writer, facts)
+    monkeypatch.setattr(RunLog, "seconds", lambda run_log: seconds[0])
+    monkeypatch.setattr(CheckpointWriter, "begin", begin)
+    loop.run(tiny(tmp_path, epochs=3))
+    assert [record["seconds"] for record in records(tmp_path, "epoch")] == [0, 10, 10]
 
 
 def test_resuming_a_finished_run_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
