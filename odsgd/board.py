@@ -80,7 +80,7 @@ class Board:
         own: Dict[str, float] = {}
         if before is not None and iteration > before[0]:
             _, *since_ms = (1000 * (now - then) / (iteration - before[0]) for now, then in zip(self._last, before))
-            own = dict(zip(("speed/iteration_ms", "speed/waiting_ms"), since_ms))
+            own = {"speed/iteration_ms": since_ms[0], "speed/waiting_ms": min(since_ms)}  # waits are a sample's
         self.add(iteration, {**own, **values})
 
     @guarded(EVENT_FILE)

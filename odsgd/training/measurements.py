@@ -65,6 +65,7 @@ class Measurements:
         """Numbers of an interval that ends here, as interval and epoch records have them."""
         done = self._store.iteration
         iterations, seconds = done - interval.iteration, self.clock.read() - interval.clock_s
+        waited_s = min(self._store.waited_s - interval.waited_s, seconds)  # of a sample, so it may come to more
         present = self._store.num_workers - len(environment.absent_workers())
         lr, lr_local = self._schedule.rates(done - 1)
         follows = lr if self._config.steps_locally else None
@@ -74,7 +75,7 @@ class Measurements:
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local, **self._loss_scale(),
                 **(self._virtual(interval, iterations) if self._config.cluster is not None else
-                   {"waiting_ms": 1000 * (self._store.waited_s - interval.waited_s) / iterations})}
+                   {"waiting_ms": 1000 * waited_s / iterations})}
 
     def _loss_scale(self) -> Dict[str, float]:
         """The scale, where there is one, and how many iterations it has left out so far."""

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("tensorboardX")
 
+from kvstore.job.pulse import pulse
 from odsgd import board, callbacks
 from tests.jobs import ROOT, environment
 from tests.odsgd.training.runs import records, tiny, train_together
@@ -67,6 +68,17 @@ def test_a_script_logs_with_the_time_of_its_iterations(tmp_path: Path, monkeypat
     found = scalars(tmp_path)
     assert found["train/loss"] == [(10, 0.5)] and [step for step, _ in found["lr"]] == [10, 30]
     assert [step for step, _ in found["speed/iteration_ms"]] == [30] and found["speed/waiting_ms"] == [(30, 0.0)]
+
+
+def test_an_iteration_of_a_script_waits_no_longer_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_s = iter([0.0, 1e6])
+    monkeypatch.setitem(pulse.more, "waited_s", lambda: next(waited_s))
+    board.to(tmp_path)
+    board.log(1, {})
+    board.log(2, {})
+    board.close()
+    found = scalars(tmp_path)
+    assert found["speed/waiting_ms"] == found["speed/iteration_ms"]
 
 
 @pytest.mark.parametrize("name", ["ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])

@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_USAGE, ConfigError, DivergedError, ProtocolError
+from kvstore.fronts.gluon.store import Store
 from odsgd.config.train import TrainConfig
 from odsgd.training import loop, randomness
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter
@@ -55,6 +56,13 @@ def test_an_interval_has_the_numbers_of_all_iterations_that_were_read_since_the_
     assert shown == [5, 6, 7, 8, 9, 10]  # four iterations are in flight when the first is read
     epoch = records(tmp_path, "epoch")[0]
     assert math.isfinite(epoch["train_loss"]) and epoch["iteration_ms"] > 0
+
+
+def test_an_iteration_waits_no_longer_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "waited_s", property(lambda store: 1000.0 * store.iteration))  # a sample's estimate
+    loop.run(tiny(tmp_path, log_interval=5))
+    told = records(tmp_path, "interval") + records(tmp_path, "epoch")
+    assert len(told) == 6 and all(record["waiting_ms"] == record["iteration_ms"] for record in told)
 
 
 def test_learning_rates_follow_their_schedules_and_are_logged(tmp_path: Path) -> None:
