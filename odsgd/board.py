@@ -33,12 +33,14 @@ EVENT_FILE = "TensorBoard's event file"
 class Board:
     """Writes one event file below `folder`. What it is given is in the file some seconds later.
 
-    A disk that is full, or hangs, is said once, and what cannot be written is left out.
+    A disk that is full, or hangs, is said once, and what cannot be written is left out. `purge_step`: the first
+    iteration of a run that goes on; TensorBoard leaves out what files before this one have from there on.
     """
 
-    def __init__(self, folder: Union[str, Path]) -> None:
+    def __init__(self, folder: Union[str, Path], purge_step: Optional[int] = None) -> None:
         try:
-            self._writer: Any = importlib.import_module("tensorboardX").SummaryWriter(str(folder), flush_secs=FLUSH_S)
+            self._writer: Any = importlib.import_module("tensorboardX").SummaryWriter(
+                str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
         except ImportError:
             raise ConfigError("event files for TensorBoard need tensorboardX: pip install 'odsgd[board]'") from None
         except OSError as error:

@@ -2,6 +2,7 @@
 an asynchronous job, staleness.json.
 """
 import datetime
+import itertools
 import json
 import platform
 import socket
@@ -21,7 +22,7 @@ from odsgd.training.checkpoint.disk import replacing
 from odsgd.training.metrics import MetricsFile
 from odsgd.training.progress import Progress
 
-STALENESS, ROUNDS = "staleness.json", "rounds.json"
+STALENESS, ROUNDS, EVENTS = "staleness.json", "rounds.json", "events.out.tfevents.*"
 
 LIVE = {"lr": "rates/lr", "lr_local": "rates/lr_local", "samples_per_s": "speed/samples_per_s",
         "iteration_ms": "speed/iteration_ms", "waiting_ms": "speed/waiting_ms", "staleness_mean": "staleness/mean",
@@ -42,15 +43,21 @@ class RunLog(Progress):
         self._config, self._iteration, self._began = config, iteration, time.perf_counter()
         self._folder, self._file = Path(str(config.out)), None  # type: Path, Optional[MetricsFile]
         self._board: Optional[Board] = None
-        if not silent:
-            self._open(append=config.resume or environment.restarts() > 0)
+        self._aside: Optional[Path] = None
+        if silent:
+            return
+        if config.resume or environment.restarts() > 0:
+            self._open(append=True, purge_step=iteration + 1)
+        else:
+            self._aside = set_aside(self._folder)
+            self._open(append=False)
 
-    def _open(self, append: bool) -> None:
+    def _open(self, append: bool, purge_step: Optional[int] = None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._folder / "config.yaml") as temporary:
             temporary.write_text(self._config.to_yaml(), encoding="utf-8")
         self._file = MetricsFile(self._folder, append)
-        self._board = Board(self._folder) if self._config.board else None
+        self._board = Board(self._folder, purge_step) if self._config.board else None
 
     def take_over(self, worker_rank: int) -> None:
         """Speak from here on, in the place of a worker that is lost."""
@@ -71,6 +78,8 @@ class RunLog(Progress):
             "config": config.to_dict(), "versions": versions(), "host": socket.gethostname(),
             "devices": [str(context) for context in contexts], "num_workers": num_workers,
             "batches_per_epoch": batches_per_epoch, "parameters": num_parameters, "iteration": self._iteration})
+        if self._aside is not None:
+            self.say(f"the metrics of an earlier run lie in {self._aside} now; it has left no checkpoint")
         self.say("\n".join(line for line in config.to_yaml().splitlines() if not line.endswith(UNUSED)))
         local = ", lr_local the same" if config.lr_local is None else f", lr_local {config.lr_local:g}"
         several = f"{len(contexts)} devices x " if len(contexts) > 1 else ""
@@ -144,6 +153,19 @@ class RunLog(Progress):
     def _write(self, event: str, fields: Dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(event, fields)
+
+
+def set_aside(folder: Path) -> Optional[Path]:
+    """Move what an earlier run has measured to a new folder in this one; that folder, or None if there is nothing."""
+    metrics = folder / METRICS
+    if not metrics.exists() or not metrics.stat().st_size:
+        return None
+    places = (folder / f"earlier-{number}" for number in itertools.count(1))
+    aside = next(place for place in places if not place.exists())
+    aside.mkdir()
+    for path in [metrics, *folder.glob(EVENTS)]:
+        path.rename(aside / path.name)
+    return aside
 
 
 def versions() -> Dict[str, str]:

@@ -1,4 +1,5 @@
 """Event files for TensorBoard, read back."""
+import shutil
 import struct
 import subprocess
 import sys
@@ -11,6 +12,8 @@ pytest.importorskip("tensorboardX")
 
 from kvstore.job.pulse import pulse
 from odsgd import board, callbacks
+from odsgd.report.runs import read_records
+from odsgd.training import loop
 from tests.jobs import ROOT, environment
 from tests.odsgd.training.runs import records, tiny, train_together
 
@@ -60,6 +63,32 @@ def test_a_run_writes_what_its_metrics_say(tmp_path: Path) -> None:
     assert counted and 0 < sum(counted) <= stale["pushes"]
 
 
+def test_a_run_that_goes_on_hides_what_comes_after_its_checkpoint(tmp_path: Path) -> None:
+    """As TensorBoard has it: what a START follows counts below its step alone."""
+    loop.run(tiny(tmp_path, board=True, iterations=17))
+    shutil.rmtree(tmp_path / "checkpoints" / "17")  # as if it had been killed before
+    next(tmp_path.glob("events.*")).rename(tmp_path / "events.out.tfevents.0.before")
+    loop.run(tiny(tmp_path, board=True, resume=True))
+    left: Dict[int, float] = {}
+    for event in events(tmp_path):
+        if event.HasField("session_log"):
+            left = {step: loss for step, loss in left.items() if step < event.step}
+        left.update((event.step, value.simple_value) for value in event.summary.value if value.tag == "epoch/loss")
+    assert list(left.items()) == shown(read_records(tmp_path).epochs, "train_loss")
+
+
+def test_a_new_run_moves_what_one_without_checkpoints_has_measured(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        loop.run(tiny(tmp_path, board=True, emulate_compute="1ms", lr=0.1 * (number + 1)))
+        moved = f"the metrics of an earlier run lie in {tmp_path}/earlier-{number} now" in capsys.readouterr().out
+        assert moved == (number > 0)
+    for folder, lr in (("earlier-1", 0.1), ("earlier-2", 0.2), ("", 0.3)):
+        of = tmp_path / folder
+        assert records(of, "start")[0]["config"]["lr"] == pytest.approx(lr)
+        assert scalars(of)["rates/lr"] == shown(records(of, "interval"), "lr")
+
+
 def test_a_script_logs_with_the_time_of_its_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_BOARD", str(tmp_path))
     board.log(10, {"train/loss": 0.5}, lr=0.1)
@@ -70,7 +99,8 @@ def test_a_script_logs_with_the_time_of_its_iterations(tmp_path: Path, monkeypat
     assert [step for step, _ in found["speed/iteration_ms"]] == [30] and found["speed/waiting_ms"] == [(30, 0.0)]
 
 
-def test_an_iteration_of_a_script_waits_no_longer_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_of_a_script_waits_no_longer_than_it_takes(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited_s = iter([0.0, 1e6])
     monkeypatch.setitem(pulse.more, "waited_s", lambda: next(waited_s))
     board.to(tmp_path)
