@@ -187,7 +187,9 @@ class Training:
             for xs, ys in itertools.islice(batches, end - self.store.iteration):
                 self._iterate(xs, ys)
                 self.evaluator.advance()
+                self.measured.clock.stop()
                 self.checkpoints.advance(self.store.iteration)
+                self.measured.clock.go_on()
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
             self._close_epoch(epoch)
@@ -286,7 +288,9 @@ class Training:
         """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read
         first. The files are written while the training goes on, and count some iterations later.
         """
+        self.measured.clock.stop()
         self.checkpoints.finish()
+        self.measured.clock.go_on()
         self.measured.meter.drain()
         if self.config.cluster is not None:
             self.store.barrier()  # the time of a checkpoint is that at which all workers have come to it

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import re
+import types
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -13,8 +14,8 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_USAGE, ConfigError, DivergedError, ProtocolError
 from kvstore.fronts.gluon.store import Store
 from odsgd.config.train import TrainConfig
-from odsgd.training import loop, randomness
-from odsgd.training.checkpoint.checkpoint import CheckpointWriter
+from odsgd.training import loop, metrics, randomness
+from odsgd.training.checkpoint.checkpoint import CheckpointWriter, UnfinishedCheckpoint
 from odsgd.training.models import models
 from odsgd.training.run_log import RunLog
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
@@ -63,6 +64,26 @@ def test_an_iteration_waits_no_longer_than_it_takes(tmp_path: Path, monkeypatch:
     loop.run(tiny(tmp_path, log_interval=5))
     told = records(tmp_path, "interval") + records(tmp_path, "epoch")
     assert len(told) == 6 and all(record["waiting_ms"] == record["iteration_ms"] for record in told)
+
+
+@pytest.mark.parametrize("every", [3, 30])
+def test_the_speed_of_an_epoch_has_no_part_of_its_checkpoints(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """One is finished at the next, or 20 iterations after it began."""
+    now, finish = [0.0], UnfinishedCheckpoint.finish
+
+    def tick() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    def slow(unfinished: UnfinishedCheckpoint) -> List[str]:
+        now[0] += 1000
+        return finish(unfinished)
+    monkeypatch.setattr(metrics, "time", types.SimpleNamespace(perf_counter=tick))
+    monkeypatch.setattr(UnfinishedCheckpoint, "finish", slow)
+    loop.run(tiny(tmp_path, epochs=1, num_examples=480, checkpoint_every=every))
+    told = records(tmp_path, "interval") + records(tmp_path, "epoch")
+    assert now[0] > 1000 and all(record["iteration_ms"] < 100 for record in told)
 
 
 def test_learning_rates_follow_their_schedules_and_are_logged(tmp_path: Path) -> None:
