@@ -5,7 +5,7 @@ several threads, and a run is repeatable. If no thread can go on, that is an err
 """
 import collections
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Callable, Deque, Iterable, List, Optional
 
 from kvstore.engine.engine import NDArray
@@ -45,6 +45,7 @@ class Turns:
         self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
         self._waiting: List[_Waiter] = []
         self._failure: Optional[BaseException] = None
+        self._interrupted = False
 
     def worker(self, worker_rank: int) -> Any:
         """A worker's transport."""
@@ -78,14 +79,25 @@ class Turns:
             _threads[0] = ThreadPoolExecutor(MOST_WORKERS)
             self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
                                         f"{len(called)} threads, and no more ({error}); take fewer workers")
-        self._hand_over()
-        results = [one.result() for one in called]
+        results = self._results(called)
         if self._failure is not None:
             raise self._failure
         return results
 
+    def _results(self, called: List["Future[Any]"]) -> List[Any]:
+        """Let the threads run; what they return. An interruption (Ctrl-C) ends each of them at its next wait."""
+        try:
+            self._hand_over()
+            return [one.result() for one in called]
+        except BaseException as error:
+            self._failure, self._interrupted = error, True
+            wait(called)
+            raise
+
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Let other workers run until `ready`."""
+        if self._interrupted:
+            raise WorkerLostError("interrupted")
         if ready():
             return
         waiter = _Waiter(ready)

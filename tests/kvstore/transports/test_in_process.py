@@ -4,6 +4,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.jobs import ROOT, environment
 
 # in a process of its own: the threads stay
@@ -62,3 +64,37 @@ def test_time_in_which_the_process_is_stopped_is_no_waiting() -> None:
         time.sleep(2.5)
         job.send_signal(signal.SIGCONT)
         assert job.communicate("go on\n", timeout=60)[0] == "[2.0, 2.0]\n"
+
+
+# the workers meet for ever
+FOR_EVER = """
+import faulthandler, sys
+import numpy as np
+from kvstore.transports.in_process import Stage
+
+faulthandler.dump_traceback_later(120, exit=True)
+ended = []
+
+def work(transport):
+    print("runs", flush=True)
+    try:
+        while True:
+            transport.total(np.ones(1))
+    finally:
+        ended.append(transport.worker_rank)
+
+try:
+    Stage(int(sys.argv[1])).run(work)
+except KeyboardInterrupt:
+    print(sorted(ended))
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_interruption_ends_all_workers(workers: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", FOR_EVER, str(workers)], cwd=ROOT, env=environment(), text=True,
+                          stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline() for _ in range(workers)] == ["runs\n"] * workers
+        job.send_signal(signal.SIGINT)
+        assert job.communicate()[0] == f"{list(range(workers))}\n"
