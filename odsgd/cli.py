@@ -1,6 +1,6 @@
 """``odsgd COMMAND ...``: finds the command's module and runs it.
 
-Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 and 75 as kvstore/errors.py has them.
+Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70, 75 and 130 as kvstore/errors.py has them.
 """
 import importlib
 import os
@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any, Callable, Optional, Sequence
 
-from kvstore.errors import EXIT_USAGE, ConfigError, unknown
+from kvstore.errors import EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, unknown
 
 #: The module of each command, and its line of help. The module is imported when the command is asked for; its
 #: ``main(argv)`` returns the exit code, or raises ConfigError.
@@ -67,7 +67,7 @@ def _module_of(command: str) -> Any:
 
 
 def ended(label: str, work: Callable[[], int]) -> int:
-    """What `work` returns; the exit code, and a line on standard error, where it raises ConfigError."""
+    """What `work` returns; the exit code, with a line on standard error, if it raises ConfigError or is interrupted."""
     try:
         code = work()
         sys.stdout.flush()
@@ -79,6 +79,11 @@ def ended(label: str, work: Callable[[], int]) -> int:
     except ConfigError as error:
         print(f"{label}: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        if getattr(sys.excepthook, "dies", False):  # a process of a job ends at once by it, and waits for no other
+            raise
+        print(f"{label}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except SystemExit as stop:  # argparse, after --help
         return int(stop.code or 0)
 

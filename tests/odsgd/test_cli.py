@@ -10,6 +10,7 @@ from typing import Callable, List
 import pytest
 
 from kvstore.errors import ConfigError
+from kvstore.job import ending
 from odsgd.cli import COMMANDS, main
 from odsgd.config.train import TrainConfig
 from odsgd.launch.command import check_command
@@ -128,6 +129,21 @@ def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch: pytes
     stand_in(monkeypatch, "odsgd.training.loop", run=run)
     assert main(["train", "--kvstore", "local", "--out", str(tmp_path)]) == 64
     assert capsys.readouterr().err == "odsgd train: no GPU 0 on this machine\n"
+
+
+def test_an_interruption_is_one_line_but_for_a_process_of_a_job(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(config: object) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+    stand_in(monkeypatch, "odsgd.training.loop", run=run)
+    words = ["train", "--kvstore", "local", "--out", str(tmp_path)]
+    assert main(words) == 130
+    assert capsys.readouterr().err == "odsgd train: interrupted\n"
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back
+    ending.die_of_errors()
+    with pytest.raises(KeyboardInterrupt):
+        main(words)
 
 
 @pytest.mark.parametrize("command", [
