@@ -1,5 +1,4 @@
 """An optimizer applied to a bucket: at once on a server, or queued on a worker."""
-import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
@@ -49,13 +48,17 @@ class Applied(Update):
         return flat if self.shape is None else flat.reshape(tuple(self.shape))
 
     def _in_numpy(self, lr: float, gradient_weight: float) -> Optional[Apply]:
-        """The next step, which counts as done; None: MXNet's operators take it (`_by_mxnet`)."""
+        """The next step, which counts when it is taken; None: MXNet's operators take it (`_by_mxnet`)."""
         formula, optimizer, index = formula_of(self.optimizer), self.optimizer, self.index
         if formula is None:
             return None
-        optimizer._update_count(index)
-        return functools.partial(formula, Now(np.float32(gradient_weight), lr * optimizer.lr_mult.get(index, 1.0),
-                                              optimizer._get_wd(index), optimizer._index_update_count[index]))
+        lr, wd = lr * optimizer.lr_mult.get(index, 1.0), optimizer._get_wd(index)
+
+        def step(*arrays: Any) -> None:
+            optimizer._update_count(index)
+            formula(Now(np.float32(gradient_weight), lr, wd, optimizer._index_update_count[index]), *arrays)
+
+        return step
 
     def _by_mxnet(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float) -> None:
         self.optimizer.lr, self.optimizer.rescale_grad = lr, gradient_weight
@@ -91,7 +94,7 @@ class QueuedOptimizer(Applied):
     factor = 1.0
     """What gradients are to be multiplied with."""
     skips: Optional[Callable[[np.ndarray], bool]] = None
-    """Whether a step along this gradient is to be left out; plain SGD only."""
+    """Whether a step along this gradient is to be left out, which does not count then; formulas in NumPy only."""
     reporting_skips: Callable[[], Callable[[np.ndarray], bool]]
     """Makes a `skips` that says which iteration has left out a step; where there is `skips`."""
 
@@ -123,7 +126,7 @@ class QueuedOptimizer(Applied):
 
     def trial(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float, out: NDArray) -> NDArray:
         facts, arrays = self.facts(), [(array, array.copy()) for array in self.arrays().values()]
-        self(w, grad, lr, gradient_weight, out)
+        self(w, grad, lr, gradient_weight, out).wait_to_read()  # it counts when it is taken
         described.set_progress(self.optimizer, self.index, facts)
         for array, before in arrays:
             before.copyto(array)

@@ -71,7 +71,8 @@ class Session:
         self.outer: Optimizer = None  # U, where the method has its own
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
         self.samples = 1.0  # examples that an iteration of this worker has, where it is known
-        self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
+        self.counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
+        """What the gradients of the last iterations, as many as a round has, were multiplied by."""
         self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
         self.own_step: Dict[str, Any] = {}  # what is the same on all workers of the steps that a script itself takes
@@ -314,7 +315,7 @@ class Session:
         """The gradients of this iteration have been multiplied by `factor`; local steps divide by it again, and what is
         made of a round of them counts so much.
         """
-        self._counted.append(factor)
+        self.counted.append(factor)
         for step in self.local_steps.values():
             step.factor = 1.0 / factor
 
@@ -357,7 +358,7 @@ class Session:
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
         """The same where the method takes weights and its turn has come: `x` are this worker's."""
-        step = dataclasses.replace(step, counts=min(self._counted, default=1.0), samples=self.samples,
+        step = dataclasses.replace(step, counts=min(self.counted, default=1.0), samples=self.samples,
                                    joined=self.joined)
         w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(x, step)
         return w

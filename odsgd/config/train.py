@@ -284,6 +284,8 @@ class TrainConfig(TrainOptions):
             if key in SET_BY_THE_RUN:
                 raise ConfigError(f"optimizer_params: the run sets {key} itself; leave it out"
                                   f"{', and give lr' if key == 'learning_rate' else ''}")
+            if key in ("wd", "momentum"):
+                raise ConfigError(f"optimizer_params: {key} is an option of its own; give it there")
             if isinstance(value, str) and key != "warmup_strategy":  # lbsgd's
                 raise ConfigError(f"optimizer_params: {shown(key)}: expected a number, true or false, got "
                                   f"`{shown(value)}`")
@@ -393,7 +395,11 @@ def _lines(path: str) -> Dict[str, Any]:
 
 
 def _underscored(values: Mapping[Any, Any]) -> Dict[str, Any]:
-    return {shown(key).replace("-", "_"): value for key, value in values.items()}
+    keys = [shown(key).replace("-", "_") for key in values]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(f"option {key} stands twice, once with `-` and once with `_`; leave one of them out")
+    return dict(zip(keys, values.values()))
 
 
 def _device_count(options: Mapping[str, Any]) -> int:

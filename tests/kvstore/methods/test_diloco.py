@@ -366,3 +366,14 @@ def test_outer_gradients_travel_by_a_codec_as_gradients_do(codec: str) -> None:
     plain: Dict[str, Any] = SHORT
     ends = [walk("eager", 2, 9, drawn(5), w_0, **{**plain, "codec": one})[0][1] for one in ("none", "float16")]
     assert 0 < np.abs(ends[1] - ends[0]).max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["diloco", "eager"])
+def test_a_round_that_was_saved_after_one_worker_s_data_had_ended_counts_as_if_it_had_gone_on(name: str) -> None:
+    options: Any = {"H": 10, "lr_outer": 1.0, "uneven": "join"}
+    whole = walk(name, 2, [10, 3], drawn(1), np.zeros(1, np.float32), **options)
+    part = walk(name, 2, [6, 3], drawn(1), np.zeros(1, np.float32), **options)
+    states = [(states[0], part[0][2][1] if m == 0 else None) for m, (_, _, states) in enumerate(part)]
+    resumed = walk(name, 2, [4, 0], drawn(1), np.zeros(1, np.float32), states=states, **options)
+    np.testing.assert_array_equal(resumed[0][1], whole[0][1])
+    assert part[0][2][0][1]["counted"] == [1.0] * 3 + [2.0] * 3

@@ -10,6 +10,7 @@ import kvstore
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.methods import local_optimizers
 from kvstore.optimizers import compensated as registered
+from kvstore.optimizers import torch_formulas
 from kvstore.optimizers.apply import ImmediateOptimizer, QueuedOptimizer
 from kvstore.transports.in_process import Stage
 
@@ -201,3 +202,16 @@ def test_a_gradient_that_is_read_again_is_not_scaled_in_place() -> None:
     made.start(mx.nd.ones(4))
     made(mx.nd.ones(4), grad, 0.1, 0.5)
     np.testing.assert_array_equal(grad.asnumpy(), np.ones(4, np.float32))
+
+
+def test_a_step_that_is_left_out_does_not_count_in_the_correction_of_adam() -> None:
+    def walk(*grads: float) -> float:
+        adam = torch_formulas.Adam(learning_rate=0.5)
+        made, w = QueuedOptimizer(adam, 0, None), mx.nd.ones(1)
+        made.start(w)
+        made.skips = lambda grad: not np.isfinite(grad).all()
+        for grad in grads:
+            made(w, mx.nd.array([grad]), 0.5)
+        return float(w.asscalar())
+
+    assert walk(0.5, np.nan, 0.25) == walk(0.5, 0.25)

@@ -36,6 +36,13 @@ def test_what_is_not_yaml_is_one_line(tmp_path: Path, content: str, why: str) ->
     assert complaint(read_yaml_file, path).startswith(f"`{path}` {why}")
 
 
+def test_an_option_in_two_spellings_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("lr-local: 0.1\nlr_local: 0.2")
+    assert complaint(lambda path: TrainConfig.from_flags(["--config", path]), path) == (
+        "option lr_local stands twice, once with `-` and once with `_`; leave one of them out")
+
+
 @pytest.mark.parametrize("reader", CLUSTER_READERS.values(), ids=CLUSTER_READERS)
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"? [1]", b"workers: 2001-99-99", b"[" * 3000, b"7", b"links: fast"])
 def test_a_bad_description_of_a_cluster_is_one_line_with_its_file(tmp_path: Path, content: bytes,
