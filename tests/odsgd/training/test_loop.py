@@ -194,7 +194,7 @@ def test_one_worker_resumes_to_the_same_bits(tmp_path: Path, stop: int, devices:
     loop.run(dataclasses.replace(parts, iterations=stop))
     loop.run(dataclasses.replace(parts, resume=True))
     assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
-    assert not TrainConfig.from_flags(["--config", str(tmp_path / "parts" / "config.yaml")]).resume  # it repeats the run
+    assert not TrainConfig.from_flags(["--config", str(tmp_path / "parts" / "config.yaml")]).resume
 
 
 @pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
