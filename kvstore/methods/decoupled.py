@@ -80,13 +80,18 @@ class Learner(Asynchronous):
         return options.mix * x + (1 - options.mix) * self.anchor if options.mix else self.anchor
 
     def global_weights(self, step: Step) -> Array:
+        self._copy_asked()
         return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken(), end_round=True).untaken()
 
     def wait(self) -> None:
         super().wait()
-        self.asked = deque(Pending(one.result().copy()) for one in self.asked)  # an evaluation fetches into the same
+        self._copy_asked()
         for copy in self.asked:
             copy.wait()
+
+    def _copy_asked(self) -> None:
+        """An evaluation fetches into the array that holds what this worker has asked for."""
+        self.asked = deque(Pending(one.result().copy()) for one in self.asked)
 
 
 def mean(shares: Sequence[Any], deltas: Sequence[np.ndarray]) -> np.ndarray:

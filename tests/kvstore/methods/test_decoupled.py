@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore.engine import engine
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, DivergedError
 from kvstore.messages.header import Header
 from kvstore.messages.seam import Pending
@@ -184,6 +185,36 @@ def test_a_worker_that_waits_waits_for_what_it_has_asked_for() -> None:
     assert not over.wait(0.2)
     begun.get()()
     assert over.wait(60)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_worker_that_looks_at_the_global_weights_applies_what_it_had_asked_for_before(looks: bool) -> None:
+    """H = 3, grace 1, delay 2, no mix, rate 1, gradients -1 and -10. Worker 0 sends -3 and asks: Theta is 3. Then
+    worker 1 sends -30 and asks: Theta is 33. Worker 0 applies 3.
+    """
+    def train(transport: Any) -> float:
+        m = transport.worker_rank
+        store = kvstore.create("decoupled", transport, H=3, grace=1, delay=2, mix=0.0, fragments=1, merge="mean",
+                               lr_outer=1.0, momentum_outer=0.0)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+        w = mx.nd.zeros(1)
+        store.broadcast("w", w, w)
+        store.begin()
+
+        def steps(number: int) -> None:
+            for _ in range(number):
+                store.pushpull("w", mx.nd.full(1, [-1, -10][m]), w)
+
+        steps(4 * (m == 0))
+        transport.total(np.zeros(1))
+        steps(4 * (m == 1))
+        transport.total(np.zeros(1))
+        if looks and m == 0:
+            assert store.snapshot().weights[0].asnumpy() == 33
+        steps(1)
+        return float(w.asnumpy()[0])
+
+    assert Stage(2, timeout_s=60).run(train) == [3, 33]
 
 
 @pytest.mark.parametrize("given, says", [
