@@ -16,6 +16,7 @@ from kvstore.messages.buckets import TRAINABLE_DTYPES
 from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
+from kvstore.methods.quorum import log_in
 from kvstore.session import saving
 from kvstore.session.session import Session
 from kvstore.session.staleness import Staleness
@@ -231,7 +232,7 @@ class FrontEnd:
         self._check_begun("rounds")
         self.wait()
         state = self.session.weights_holder.exporting().read()
-        return {str(key): (facts["rule"] or {}).get("log", []) for key, (_, facts) in state.items()}
+        return {str(key): log_in(facts["rule"] or {}) for key, (_, facts) in state.items()}
 
     def exporting(self) -> Export:
         """The same state, as it is now, in pieces to fetch between later steps; `saving.server_state` makes the same of

@@ -7,13 +7,14 @@
 So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is over, too,
 when all workers are in it that the launcher has not given up. Pushes are handed on in the order of ranks, so that their
 order of arrival changes no bit. What could change bits is who is in a round, and which round's weights a worker is
-answered with. Both are in `log`. A rule with a plan, another run's log, closes rounds and answers by it, then goes on
-without.
+answered with. Both are in `log`, which grows as long as the run: all but the version of now is text, 20 bytes a round
+of three workers, that an export does not copy. A rule with a plan, another run's log, closes rounds and answers by it,
+then goes on without.
 """
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
@@ -22,19 +23,28 @@ from kvstore.job.environment import absent_workers
 from kvstore.messages.header import Header
 from kvstore.methods.asgd import AsyncRule
 
+LOG_PIECE = 16 * 1024
+"""Characters of a piece of the log, to which later rounds are no longer added."""
+
 
 class QuorumRule(AsyncRule):
     """The server, for one bucket. Options: `quorum`, and `replay`, a file of logs by bucket; None: no plan."""
 
     arrays = {"pushes": "what workers have sent for the next round"}
-    facts = (*AsyncRule.facts, "members", "log")
+    facts = (*AsyncRule.facts, "members", "log_before", "log_now")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.pushes: List[np.ndarray] = []
         self.members: List[Any] = []  # of each of them: rank, and the rate that came with it
-        self.log: List[Any] = [[[], []]]  # of each version: the ranks of its round; whom its weights have answered
+        # Of each version: the ranks of its round; whom its weights have answered. Of those before this one as JSON.
+        self.log_before: List[str] = []
+        self.log_now: List[List[int]] = [[], []]
         self._plan: List[Any] = planned(self.options.replay, self.index) if self.options.replay else []
+
+    @property
+    def log(self) -> List[Any]:
+        return log_in(vars(self))
 
     def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
         """A round is over: bring `w` to what it comes to."""
@@ -57,7 +67,7 @@ class QuorumRule(AsyncRule):
             self._close(w, self.options.quorum)
             if not self._answers(worker_rank):
                 return False
-        self.log[self.version][1].append(worker_rank)
+        self.log_now[1].append(worker_rank)
         return True
 
     def _pushed_ranks(self) -> List[int]:
@@ -66,13 +76,13 @@ class QuorumRule(AsyncRule):
     def _answers(self, worker_rank: int) -> bool:
         """Whether the weights as they are answer this worker."""
         if self.version < len(self._plan):
-            return bool(self._plan[self.version][1].count(worker_rank) > self.log[self.version][1].count(worker_rank))
+            return bool(self._plan[self.version][1].count(worker_rank) > self.log_now[1].count(worker_rank))
         return self.options.quorum < self.num_workers or worker_rank not in self._pushed_ranks()
 
     def _close(self, w: np.ndarray, at_least: int) -> None:
         """Close the round if so many workers are in it, or all that are left; by a plan, if it is the next there."""
         ranks = self._pushed_ranks()
-        if self.version < len(self._plan) and len(self.log[self.version][1]) < len(self._plan[self.version][1]):
+        if self.version < len(self._plan) and len(self.log_now[1]) < len(self._plan[self.version][1]):
             return
         if self.version + 1 < len(self._plan):
             at_least, ranks = 0, self._plan[self.version + 1][0]
@@ -89,7 +99,23 @@ class QuorumRule(AsyncRule):
         closed.sort(key=lambda one: int(one[0][0]))
         self.close(w, np.array([rate for (_, rate), _ in closed]), [push for _, push in closed])
         self.members, self.pushes = [member for member, _ in left], [push for _, push in left]
-        self.log.append([sorted(ranks), []])
+        self._log_next(sorted(ranks))
+
+    def _log_next(self, ranks: List[int]) -> None:
+        """The log goes on with the version that this round has made."""
+        text = json.dumps(self.log_now, separators=(",", ":"))
+        if self.log_before and len(self.log_before[-1]) < LOG_PIECE:
+            self.log_before[-1] += f",{text}"
+        else:
+            self.log_before.append(text)
+        self.log_now = [ranks, []]
+
+
+def log_in(facts: Dict[str, Any]) -> List[Any]:
+    """The log in the facts of a rule, of each version a pair of lists; empty if its method has no rounds."""
+    if "log_now" not in facts:
+        return []
+    return [*json.loads(f"[{','.join(facts['log_before'])}]"), facts["log_now"]]
 
 
 def planned(file: str, bucket: int) -> List[Any]:

@@ -2,6 +2,7 @@
 import json
 import queue
 import threading
+import tracemalloc
 from collections import deque
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
@@ -17,7 +18,8 @@ from kvstore.messages.header import Header
 from kvstore.messages.seam import Pending
 from kvstore.methods.contract import Update
 from kvstore.methods.decoupled import Decoupled, Learner, Syncer, mean, rda
-from kvstore.methods.quorum import planned
+from kvstore.methods.quorum import LOG_PIECE, log_in, planned
+from kvstore.state import declared
 from kvstore.transports.in_process import Stage
 from tests.kvstore.methods.test_diloco import drawn, walk
 
@@ -126,13 +128,35 @@ def test_only_a_quorum_of_all_is_waited_for_and_the_lost_are_not(
     assert left.end_round(0, w) and left.log == [[[], []], [[0, 1, 2], [0]]]
 
 
+def test_a_long_log_of_rounds_takes_little_memory_and_is_not_copied_when_it_is_exported() -> None:
+    rule, w, rounds = syncer(3), np.zeros(1, np.float32), 3000
+
+    def turn() -> None:
+        for rank in range(3):
+            sends(rule, rank, 0, w)
+        for rank in range(3):
+            assert rule.end_round(rank, w)
+
+    tracemalloc.start()
+    for _ in range(rounds):
+        turn()
+    assert tracemalloc.get_traced_memory()[0] < 50 * rounds
+    tracemalloc.stop()
+    assert rule.log == [[[], []], *[[[0, 1, 2], [0, 1, 2]]] * rounds]
+    facts = declared.saved(rule)[1]
+    assert len(facts["log_before"]) <= 2 + 20 * rounds / LOG_PIECE
+    assert all(mine is its for mine, its in zip(rule.log_before, facts["log_before"]))
+    turn()  # what was exported stays as it was
+    assert log_in(facts) == rule.log[:-1]
+
+
 @pytest.mark.parametrize("merge", ["rda", "mean"])
 def test_by_the_log_of_its_rounds_a_run_repeats_to_the_bit(merge: str, tmp_path: Path) -> None:
     settings: Dict[str, Any] = {**SHORT, "H": 3, "delay": 2, "merge": merge, "momentum": 0.9}
     order = [0, 1, 2, 0, 1, 2, 0, 2, 1, 0, 2, 1]
     first = walk("decoupled", 3, 13, drawn(5), ONES, order=order, quorum=2, **settings)
     anew = walk("decoupled", 3, 13, drawn(5), ONES, **settings)
-    log = first[0][2][1][1]["w@0"]["rule"]["log"]
+    log = log_in(first[0][2][1][1]["w@0"]["rule"])
     assert [ranks for ranks, _ in log[1:]] == [[0, 1], [0, 2], [1, 2], [0, 2], [0, 1], [1, 2]]
     assert np.abs(first[0][1] - anew[0][1]).max() > 1e-3
     (tmp_path / "rounds.json").write_text(json.dumps({"0": log}))
