@@ -5,7 +5,8 @@
 
 In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous job single pushes. A push has the
 worker's rank + 1 as its sender_code. A message that only asks for the answer has FETCH. If it is to end a worker's
-round, its lr_hi is that worker's rank + 1, else 0. On connections of our own the four floats come first (`FRAME`).
+round, its lr_hi is that worker's rank + 1; if the worker looks at the weights, -(rank + 1); else 0. On connections of
+our own the four floats come first (`FRAME`).
 docs/explanation/messages.md says why.
 """
 import struct
@@ -49,6 +50,11 @@ def split_lr(lr: float) -> Tuple[float, float]:
 def rank_whose_round_ends(header: np.ndarray) -> int:
     """The worker whose round this fetch is to end; -1 in any other message."""
     return int(header[1]) - 1 if header[-1] == FETCH else -1
+
+
+def rank_that_looks(header: np.ndarray) -> int:
+    """The worker that looks at the global weights by this fetch; -1 in any other message."""
+    return -int(header[1]) - 1 if header[-1] == FETCH else -1
 
 
 def numbered(number: int) -> np.ndarray:

@@ -229,10 +229,11 @@ class Replicated(GlobalWeights):
 class Servers(Transport, GlobalWeights):
     """Parameter servers. The calls below are for asynchronous jobs, where each push has an answer of its own."""
 
-    def fetch(self, bucket: Bucket, after: Array, end_round: bool = False) -> Pending:
+    def fetch(self, bucket: Bucket, after: Array, end_round: bool = False, looks: bool = False) -> Pending:
         """The global weights as they stand once `after` has been written and the last answer is there.
 
         `end_round`: the weights after the round of this worker's last push, which this may end (`Rule.end_round`).
+        `looks`: they are for an evaluation (`Rule.look`); the answer does not wait.
         The result stays valid until the next fetch of the bucket.
         """
         raise NotImplementedError

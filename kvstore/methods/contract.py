@@ -10,7 +10,7 @@ restore them, and `store.memory()` counts them, without code in the method. They
 """
 import dataclasses
 from dataclasses import InitVar, dataclass
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -150,6 +150,9 @@ class Rule:
         the fetch; if not, this is called again after each push."""
         return True
 
+    def look(self, worker_rank: int, w: np.ndarray) -> None:
+        """A worker has fetched `w` for an evaluation, with `looks`. May update it, as the end of a round does."""
+
     def statistics(self) -> Dict[str, Any]:
         """What is of interest while it runs, as JSON."""
         return {"version": self.version}
@@ -204,6 +207,9 @@ class Method:
 
     def check(self) -> None:
         """ConfigError for options that do not go with the number of workers."""
+
+    def check_buckets(self, buckets: Collection[int]) -> None:
+        """The same for options that do not go with these buckets, by number; on worker 0, before anything is sent."""
 
     # -- what follows from the options -------------------------------------------------------------------------
 

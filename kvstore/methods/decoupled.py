@@ -31,8 +31,9 @@ The server's, for one bucket (`quorum` says when a round is over):
 
 Reading: the paper's grace is what tau leaves after the quorum and the way back, in measured seconds. Here it ends when
 the first of the round asks for the answer, which needs no clock; delay - grace steps are left for the way back.
-Reading: an evaluation asks as a worker does, and a round that stays open is no part of what it gets. The rate that
-travels with a push is w_m. RDA is for all tensors (each a bucket of its own); the paper's embeddings take the mean.
+Reading: an evaluation ends a round as a worker's question does, if that worker has sent something for it; a round that
+stays open is no part of what it gets. The rate that travels with a push is w_m. RDA is for all tensors (each a bucket
+of its own); the paper's embeddings take the mean.
 Replay: a file of `store.rounds()` lets every round close and answer as it says however fast workers are: the same bits.
 Readings of `diloco` on BatchNorm, momentum and fragments hold here. A worker that is lost costs its own last H steps,
 and a worker that joins begins at the newest global weights.
@@ -40,7 +41,7 @@ Other workers after a restart (``-n MIN:MAX``): all begin at the global weights,
 """
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Deque, Optional, Sequence
+from typing import Any, Collection, Deque, Optional, Sequence
 
 import numpy as np
 
@@ -49,7 +50,7 @@ from kvstore.messages.seam import Array, Pending, TrafficSettings
 from kvstore.methods.asgd import Asynchronous
 from kvstore.methods.contract import Step
 from kvstore.methods.diloco import DiLoCo
-from kvstore.methods.quorum import QuorumRule
+from kvstore.methods.quorum import QuorumRule, check_logs
 from kvstore.options import PATH, integer, option
 from kvstore.options import name as one_of
 
@@ -81,7 +82,7 @@ class Learner(Asynchronous):
 
     def global_weights(self, step: Step) -> Array:
         self._copy_asked()
-        return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken(), end_round=True).untaken()
+        return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken(), looks=True).untaken()
 
     def wait(self) -> None:
         super().wait()
@@ -149,6 +150,10 @@ class Decoupled(DiLoCo):
     def check(self) -> None:
         if self.options.quorum > self.num_workers:
             raise ConfigError(f"quorum is {self.options.quorum}, and the job has {self.num_workers} workers")
+
+    def check_buckets(self, buckets: Collection[int]) -> None:
+        if self.options.replay:
+            check_logs(self.options.replay, buckets, self.num_workers)
 
     @classmethod
     def admits(cls, options: Any) -> bool:

@@ -14,11 +14,11 @@ then goes on without.
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Collection, Dict, List, Sequence
 
 import numpy as np
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.job.environment import absent_workers
 from kvstore.messages.header import Header
 from kvstore.methods.asgd import AsyncRule
@@ -70,6 +70,12 @@ class QuorumRule(AsyncRule):
         self.log_now[1].append(worker_rank)
         return True
 
+    def look(self, worker_rank: int, w: np.ndarray) -> None:
+        """An evaluation ends a round as its worker's question would, but is not in the log: a run with a plan closes
+        rounds when they are due there, whoever looks and when."""
+        if self.version + 1 < len(self._plan) or worker_rank in self._pushed_ranks():
+            self._close(w, self.options.quorum)
+
     def _pushed_ranks(self) -> List[int]:
         return [rank for rank, _ in self.members]
 
@@ -120,8 +126,40 @@ def log_in(facts: Dict[str, Any]) -> List[Any]:
 
 def planned(file: str, bucket: int) -> List[Any]:
     """A bucket's log in a file of logs."""
+    logs = read_logs(file)
+    if str(bucket) not in logs:
+        raise ConfigError(f"replay: `{shown(file)}` has no rounds of bucket {bucket}; is it another one than on worker "
+                          "0's host?")
+    return logs[str(bucket)]
+
+
+def check_logs(file: str, buckets: Collection[int], num_workers: int) -> None:
+    """ConfigError unless these are the logs of a job with such buckets and workers."""
+    logs = read_logs(file)
+    ranks = {rank for log in logs.values() for version in log for part in version for rank in part}
+    if set(logs) != set(map(str, buckets)):
+        raise ConfigError(f"replay: `{shown(file)}` has the rounds of {len(logs)} buckets ({shown(', '.join(logs))}), "
+                          f"this run has buckets {min(buckets)} to {max(buckets)}; it belongs to another model or "
+                          "other options")
+    if ranks and ranks != set(range(num_workers)):
+        raise ConfigError(f"replay: `{shown(file)}` has rounds of workers {shown(sorted(ranks))}, and this job has "
+                          f"{num_workers}, from 0 on; it belongs to a job of other workers")
+
+
+def read_logs(file: str) -> Dict[str, List[Any]]:
+    """The logs by bucket in a file of what `store.rounds()` gives; ConfigError if it is something else."""
     try:
-        return json.loads(Path(file).read_text(encoding="utf-8"))[str(bucket)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"replay: {file} has no log of the rounds of bucket {bucket} ({type(error).__name__}); it "
-                          "belongs to another model or other options, or does not lie on the servers' hosts") from None
+        logs = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"replay: `{shown(file)}` cannot be read ({type(error).__name__}: {shown(str(error))}); it "
+                          "lies at the same path on the hosts of worker 0 and the servers") from None
+    if not (isinstance(logs, dict) and all(isinstance(log, list) and all(map(_is_version, log))
+                                           for log in logs.values())):
+        raise ConfigError(f"replay: `{shown(file)}` has no rounds by bucket, as `store.rounds()` gives them")
+    return logs
+
+
+def _is_version(value: Any) -> bool:
+    """Whether this may be the ranks of a round, and those that were answered after it."""
+    return isinstance(value, list) and len(value) == 2 and all(
+        isinstance(part, list) and all(type(rank) is int for rank in part) for part in value)

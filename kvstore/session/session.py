@@ -170,6 +170,8 @@ class Session:
         used = self.global_optimizer, self.local_optimizer
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
         self.buckets = self.transport.plan(parameters, self._traffic)
+        if self.transport.worker_rank == 0:
+            self.method.check_buckets([bucket.id for bucket in self.buckets])
         return self.buckets
 
     def begin(self, weights: Callable[[Bucket], NDArray],

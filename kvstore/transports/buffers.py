@@ -175,8 +175,8 @@ class Buffered(Servers):
         """In a synchronous job only worker 0's learning rate counts."""
         return (*split_lr(lr if not self._synchronous or self.worker_rank == 0 else 0.0), self.worker_rank + 1)
 
-    def _fetch_tag(self, end_round: bool) -> Tag:
-        return (self.worker_rank + 1.0 if end_round else 0.0, 0.0, FETCH)
+    def _fetch_tag(self, end_round: bool, looks: bool) -> Tag:
+        return ((self.worker_rank + 1.0) * (end_round - looks), 0.0, FETCH)
 
     def room(self, bucket: Bucket) -> NDArray:
         return self._buffers[bucket.id].next.payload

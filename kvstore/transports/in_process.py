@@ -327,9 +327,9 @@ class InProcess(_Staged, Buffered):
         self._last[bucket.id] = late
         return late if self._synchronous else _LateVersionedAnswer(late, send, buffers)
 
-    def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False) -> Pending:
+    def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False, looks: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
-        send = buffers.compose_fetch(after, self._fetch_tag(end_round))
+        send = buffers.compose_fetch(after, self._fetch_tag(end_round, looks))
         return _LateVersionedAnswer(self.stage.fetch(self.worker_rank, bucket, send), send, buffers)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:

@@ -140,9 +140,10 @@ class ParameterServers(Buffered):
         self._send(bucket, send)
         return Pending(send.payload, [before.payload, *[message.payload for message in behind]])
 
-    def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False) -> Pending:
+    def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False, looks: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
-        return self._ask(buffers, bucket, buffers.last, buffers.compose_fetch(after, self._fetch_tag(end_round)))
+        send = buffers.compose_fetch(after, self._fetch_tag(end_round, looks))
+        return self._ask(buffers, bucket, buffers.last, send)
 
     def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> VersionedAnswer:
         self._send(bucket, send)

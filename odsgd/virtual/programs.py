@@ -174,7 +174,7 @@ class _ServersRecorder(_Recorder, Servers):
         window.add(bucket.id, _InFlight(self._index[bucket.id], self._numbers[bucket.id], nbytes))
         return asked
 
-    def fetch(self, bucket: Bucket, after: Array, end_round: bool = False) -> Pending:
+    def fetch(self, bucket: Bucket, after: Array, end_round: bool = False, looks: bool = False) -> Pending:
         return self.ask("fetch", bucket)
 
 

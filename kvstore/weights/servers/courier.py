@@ -22,7 +22,7 @@ from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 import numpy as np
 
 from kvstore._version import VERSION
-from kvstore.errors import EXIT_FAILURE, ProtocolError
+from kvstore.errors import EXIT_FAILURE, ConfigError, ProtocolError
 from kvstore.job import commands, ending, environment
 from kvstore.job.pulse import pulse
 from kvstore.messages.header import FRAME
@@ -63,6 +63,8 @@ class Courier:
             work()
         except ConnectionError as error:  # another OSError is this process's own
             self._disconnected(str(error))
+        except ConfigError as error:
+            ending.die(str(error), EXIT_FAILURE)
         except BaseException:
             ending.die(traceback.format_exc(), EXIT_FAILURE)
 

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 import numpy as np
 
 from kvstore.engine.engine import NDArray
-from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
+from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError, ProtocolError
 from kvstore.job import commands, ending, environment, software
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
@@ -42,7 +42,7 @@ def fatal(function: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except DivergedError as error:
+        except (ConfigError, DivergedError) as error:
             ending.die(str(error), EXIT_FAILURE)
         except BaseException as error:  # nothing may pass through C++
             ending.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)

@@ -17,7 +17,15 @@ from kvstore.errors import DivergedError, ProtocolError
 from kvstore.job import environment
 from kvstore.messages import finite
 from kvstore.messages.finite import Names
-from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header, rank_whose_round_ends
+from kvstore.messages.header import (
+    ASYNC_MODULUS,
+    FETCH,
+    HEADER,
+    SYNC_MODULUS,
+    Header,
+    rank_that_looks,
+    rank_whose_round_ends,
+)
 from kvstore.messages.seam import Saved, State
 from kvstore.methods.contract import Rule
 from kvstore.optimizers import described
@@ -80,6 +88,12 @@ class Entry:
         self.start(stored)
         w, _ = self.optimizer.bind(stored, stored, self.size)
         return self.rule.end_round(worker_rank, w)
+
+    def look(self, worker_rank: int, stored: NDArray) -> None:
+        """The worker evaluates the weights; the rule may end a round before that."""
+        self.start(stored)
+        w, _ = self.optimizer.bind(stored, stored, self.size)
+        self.rule.look(worker_rank, w)
 
     def _check(self, header: Header, grad: np.ndarray) -> None:
         if not finite.finite(grad):
@@ -159,6 +173,8 @@ class Shard:
             if entry.modulus == ASYNC_MODULUS:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)
+        elif rank_that_looks(engine.memory(pushed)[-HEADER:]) >= 0:
+            entry.look(rank_that_looks(engine.memory(pushed)[-HEADER:]), stored)
         # The update writes only the weights, which lie before the header. `stored` is sent after it.
         engine.view(stored)[-HEADER] = entry.rule.version % entry.modulus
 

@@ -5,7 +5,7 @@ import threading
 import tracemalloc
 from collections import deque
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import pytest
@@ -164,8 +164,82 @@ def test_by_the_log_of_its_rounds_a_run_repeats_to_the_bit(merge: str, tmp_path:
     for one, other in zip(first, again):
         np.testing.assert_array_equal(one[0], other[0])
         np.testing.assert_array_equal(one[1], other[1])
-    with pytest.raises(ConfigError, match=r"replay: .*has no log of the rounds of bucket 7"):
+    with pytest.raises(ConfigError, match=r"replay: .*has no rounds of bucket 7"):
         planned(str(tmp_path / "rounds.json"), 7)
+
+
+ORDER = [0, 1, 2, 0, 1, 2, 0, 2, 1, 0, 2, 1]
+
+
+def evaluated(every: int, **options: Any) -> List[Any]:
+    """Of 3 workers that evaluate every so many steps: of each its path, the global weights at the end, and the log."""
+    stage = Stage(3, ORDER if "replay" not in options else None, timeout_s=20)
+
+    def train(transport: Any) -> Any:
+        store = kvstore.create("decoupled", transport, H=3, delay=2, grace=1, lr_outer=0.5, **options)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+        w = mx.nd.array(ONES)
+        store.broadcast("w", w, w)
+        store.begin()
+        path = []
+        for t in range(1, 14):
+            store.pushpull("w", mx.nd.array(drawn(5)(transport.worker_rank, t, w.asnumpy())), w)
+            path.append(w.asnumpy())
+            if t % every == 0:
+                with store.global_weights():
+                    pass
+        with store.global_weights():
+            final = w.asnumpy()
+        store.barrier()
+        return np.array(path), final, store.rounds()
+
+    return stage.run(train)
+
+
+@pytest.mark.parametrize("codec_weights", ["none", "float16"])
+@pytest.mark.parametrize("first, then", [(13, 1), (1, 13), (3, 2), (4, 4)])
+def test_a_run_repeats_to_the_bit_whenever_it_and_the_run_before_it_evaluate(
+        first: int, then: int, codec_weights: str, tmp_path: Path) -> None:
+    options: Dict[str, Any] = {"codec_weights": codec_weights, "quorum": 2}
+    one = evaluated(first, **options)
+    (tmp_path / "rounds.json").write_text(json.dumps(one[0][2]))
+    other = evaluated(then, replay=str(tmp_path / "rounds.json"), **options)
+    for mine, its in zip(one, other):
+        np.testing.assert_array_equal(mine[0], its[0])
+        np.testing.assert_array_equal(mine[1], its[1])
+    members = [[ranks for ranks, _ in run[0][2]["0"]] for run in (one, other)]
+    assert members[0] == members[1]
+
+
+ROUNDS = [[[], [0]], [[0, 1], [0, 1]]]
+
+
+@pytest.mark.parametrize("content, says", [
+    (None, "cannot be read (FileNotFoundError"), ("{", "cannot be read (JSONDecodeError"),
+    ("[" * 100000, "cannot be read (RecursionError"), ("[]", "has no rounds by bucket"),
+    (json.dumps({"0": [[0], [1]]}), "has no rounds by bucket"),
+    (json.dumps({"0": [[[True], []]]}), "has no rounds by bucket"),
+    (json.dumps({"0": ROUNDS, "1": ROUNDS}), "has the rounds of 2 buckets (0, 1), this run has buckets 0 to 0"),
+    (json.dumps({"0": [*ROUNDS, [[2], []]]}), "has rounds of workers [0, 1, 2], and this job has 2, from 0 on"),
+    (json.dumps({"0": [*ROUNDS, [[-1], []]]}), "has rounds of workers [-1, 0, 1], and this job has 2"),
+    (json.dumps({"0": [[[], [0]], [[0], []]]}), "has rounds of workers [0], and this job has 2")])
+def test_worker_0_refuses_a_log_of_another_job_in_a_line_before_anything_starts(
+        content: Optional[str], says: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "rounds.json").write_text(content)
+    stage = Stage(2, timeout_s=20)
+    with pytest.raises(ConfigError) as error:
+        stage.run(lambda transport: begins(transport, str(tmp_path / "rounds.json")))
+    assert says in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
+    assert not stage.shards[0]._entries
+
+
+def begins(transport: Any, replay: str) -> None:
+    store = kvstore.create("decoupled", transport, replay=replay)
+    store.set_optimizer(mx.optimizer.SGD())
+    w = mx.nd.zeros(1)
+    store.broadcast("w", w, w)
+    store.begin()
 
 
 @pytest.mark.parametrize("quorum", [1, 2])
