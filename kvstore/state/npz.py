@@ -1,6 +1,7 @@
 """Saved state as bytes: arrays as .npz, facts as JSON in an array of bytes. Nothing is ever unpickled."""
 import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, Tuple, Union
 
@@ -44,8 +45,13 @@ def from_bytes(data: Union[bytes, bytearray]) -> State:
 
 
 def write_npz(file: BinaryIO, arrays: Dict[str, np.ndarray], meta: Any) -> None:
-    """Arrays and, under the name `meta`, JSON."""
-    np.savez(file, **arrays, **{META: _text_array(meta)})
+    """Arrays and, under the name `meta`, JSON. As np.savez, which leaves its zip open if the disk is full: Python would
+    try again to close it, and print a traceback.
+    """
+    with zipfile.ZipFile(file, "w") as opened:
+        for name, array in {**arrays, META: _text_array(meta)}.items():
+            with opened.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
 def read_npz(path: Union[str, Path]) -> Tuple[Dict[str, np.ndarray], Any]:

@@ -129,5 +129,5 @@ def full(error: OSError, folder: str) -> Optional[str]:
     """What to say of a file below `folder` that could not be written for want of room; None: that is not why."""
     if error.errno not in FULL:
         return None
-    return (f"cannot write `{shown(error.filename or folder)}`: {error.strerror}. Make room there and go on from the "
-            "last checkpoint (--resume)")
+    return (f"cannot write `{shown(error.filename or folder)}`: {error.strerror}. Make room there and start again, "
+            "from the last checkpoint (--resume) if one is complete")

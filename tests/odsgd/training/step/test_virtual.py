@@ -63,6 +63,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert virtual.run(tiny(tmp_path, **RUN, cluster="virtual", kvstore="ssgd")) == EXIT_FAILURE
     complaint = capsys.readouterr().err
     assert complaint.startswith(f"odsgd train: cannot write `{tmp_path}") and complaint.count("\n") == 1
+    assert "(--resume) if one is complete" in complaint  # none is here
 
 
 def test_metrics_have_virtual_seconds_beside_real_ones(tmp_path: Path) -> None:
