@@ -97,10 +97,11 @@ class QueuedOptimizer(Applied):
     """Whether a step along this gradient is to be left out, which does not count then; formulas in NumPy only."""
     reporting_skips: Callable[[], Callable[[np.ndarray], bool]]
     """Makes a `skips` that says which iteration has left out a step; where there is `skips`."""
+    _written: Optional[NDArray] = None
 
     def __call__(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float = 1.0,
                  out: Optional[NDArray] = None) -> NDArray:
-        out = w if out is None else out
+        out = self._written = w if out is None else out
         gradient_weight *= self.factor
         step = self._in_numpy(lr, gradient_weight)
         if step is not None:
@@ -111,6 +112,11 @@ class QueuedOptimizer(Applied):
             scales = type(self.optimizer).__name__ == "AdaDelta" and gradient_weight != 1  # and in place
             self._by_mxnet(out, grad.copy() if scales else grad, lr, gradient_weight)
         return out
+
+    def facts(self) -> Dict[str, Any]:
+        if self._written is not None:
+            self._written.wait_to_read()  # a step counts when it is taken
+        return super().facts()
 
     def accrue(self, total: NDArray, grad: NDArray) -> None:
         if self.skips is None:
@@ -126,7 +132,7 @@ class QueuedOptimizer(Applied):
 
     def trial(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float, out: NDArray) -> NDArray:
         facts, arrays = self.facts(), [(array, array.copy()) for array in self.arrays().values()]
-        self(w, grad, lr, gradient_weight, out).wait_to_read()  # it counts when it is taken
+        self(w, grad, lr, gradient_weight, out).wait_to_read()
         described.set_progress(self.optimizer, self.index, facts)
         for array, before in arrays:
             before.copyto(array)

@@ -51,7 +51,7 @@ def write_npz(file: BinaryIO, arrays: Dict[str, np.ndarray], meta: Any) -> None:
     with zipfile.ZipFile(file, "w") as opened:
         for name, array in {**arrays, META: _text_array(meta)}.items():
             with opened.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+                np.save(entry, array, allow_pickle=False)
 
 
 def read_npz(path: Union[str, Path]) -> Tuple[Dict[str, np.ndarray], Any]:

@@ -122,8 +122,9 @@ class TrainConfig(TrainOptions):
         return {**{field.name: plain(getattr(self, field.name)) for field in own_fields()}, **self.options.plain()}
 
     def to_yaml(self) -> str:
-        """The resolved configuration as a file for ``--config``."""
-        return str(yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=120))
+        """The resolved configuration as a file for ``--config``, which repeats a run from its beginning."""
+        repeats = {**self.to_dict(), "resume": False}
+        return str(yaml.safe_dump(repeats, sort_keys=False, default_flow_style=None, width=120))
 
     def mismatches(self, saved: Mapping[str, Any]) -> List[str]:
         """The options that keep a run with configuration `saved` (a `to_dict()`) from being resumed with this one."""

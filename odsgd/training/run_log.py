@@ -1,7 +1,6 @@
 """What one worker tells of a run: lines (or a bar) for its user, and in its folder config.yaml, metrics.jsonl and, of
 an asynchronous job, staleness.json.
 """
-import dataclasses
 import datetime
 import itertools
 import json
@@ -56,8 +55,7 @@ class RunLog(Progress):
     def _open(self, append: bool, purge_step: Optional[int] = None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._folder / "config.yaml") as temporary:
-            repeats = dataclasses.replace(self._config, resume=False)
-            temporary.write_text(repeats.to_yaml(), encoding="utf-8")
+            temporary.write_text(self._config.to_yaml(), encoding="utf-8")
         self._file = MetricsFile(self._folder, append)
         self._board = Board(self._folder, purge_step) if self._config.board else None
 

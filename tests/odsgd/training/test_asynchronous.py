@@ -227,7 +227,6 @@ def test_the_effective_step_is_lr_times_workers_over_one_minus_momentum() -> Non
     (8, dict(kvstore="easgd", lr=0.8), 0.8),
     (8, dict(kvstore="eamsgd", lr=0.08), 0.8),
     (8, dict(kvstore="asgd", lr=0.05, lr_warmup="1epoch", lr_warmup_from=0.1), 0.8),
-    (8, dict(kvstore="asgd", lr=0.05, optimizer_params="momentum=0.5"), 0.8),
 ])
 def test_what_is_in_flight_depends_on_the_algorithm(workers: int, options: Dict[str, Any], step: float) -> None:
     config = TrainConfig(**options)
