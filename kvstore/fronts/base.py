@@ -94,6 +94,7 @@ class FrontEnd:
         self._check_usable()
         self._meet()
         self.wait()
+        self.session.weights_holder.rest()
         self.session.transport.total(np.zeros(1))
 
     def wait(self) -> None:
@@ -198,6 +199,7 @@ class FrontEnd:
             self._meet()
             self.wait()
             self._tell_unsent()
+            self.session.weights_holder.rest()
             self._closed = True
             atexit.unregister(self._join_at_exit)
             self.session.transport.close()

@@ -211,6 +211,9 @@ class GlobalWeights:
         """Arrays of a codec that a checkpoint keeps, by name. Nothing may be in flight."""
         return {}
 
+    def rest(self) -> None:
+        """This worker comes to a meeting of all, or has ended: it sends nothing before all have come. Waits."""
+
     def check(self) -> None:
         """ProtocolError if the workers' settings differ by now. Collective; may wait."""
 

@@ -153,6 +153,9 @@ class Rule:
     def look(self, worker_rank: int, w: np.ndarray) -> None:
         """A worker has fetched `w` for an evaluation, with `looks`. May update it, as the end of a round does."""
 
+    def rest(self, worker_rank: int) -> None:
+        """A worker has closed its store, or waits until all others have come to where it is."""
+
     def statistics(self) -> Dict[str, Any]:
         """What is of interest while it runs, as JSON."""
         return {"version": self.version}

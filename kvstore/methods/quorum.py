@@ -5,24 +5,27 @@
                        answer is the weights as they are, and the push is in the round that closes next
 
 So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is over, too,
-when all workers are in it that the launcher has not given up. Pushes are handed on in the order of ranks, so that their
-order of arrival changes no bit. What could change bits is who is in a round, and which round's weights a worker is
-answered with. Both are in `log`, which grows as long as the run: all but the version of now is text, 20 bytes a round
-of three workers, that an export does not copy. A rule with a plan, another run's log, closes rounds and answers by it,
-then goes on without.
+when all workers are in it of whom a push can come: the launcher has not given them up, and they do not wait for the
+others at a meeting of all or after their end; or when it has `MOST_KEPT` pushes for each worker. Pushes are handed on
+in the order of ranks, so that their order of arrival changes no bit. What could change bits is who is in a round, and
+which round's weights a worker is answered with. Both are in `log`, which grows as long as the run: all but the version
+of now is text, 20 bytes a round of three workers, that an export does not copy. A rule with a plan, another run's log,
+closes rounds and answers by it, then goes on without.
 """
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Sequence
+from typing import Any, Collection, Dict, List, Sequence, Set
 
 import numpy as np
 
 from kvstore.errors import ConfigError, shown
-from kvstore.job.environment import absent_workers
+from kvstore.job.environment import absent_workers, lost_workers
 from kvstore.messages.header import Header
 from kvstore.methods.asgd import AsyncRule
 
+MOST_KEPT = 8
+"""Pushes that are kept for a round, times the number of workers: others may be too slow for the quorum."""
 LOG_PIECE = 16 * 1024
 """Characters of a piece of the log, to which later rounds are no longer added."""
 
@@ -40,6 +43,7 @@ class QuorumRule(AsyncRule):
         # Of each version: the ranks of its round; whom its weights have answered. Of those before this one as JSON.
         self.log_before: List[str] = []
         self.log_now: List[List[int]] = [[], []]
+        self._resting: Set[int] = set()
         self._plan: List[Any] = planned(self.options.replay, self.index) if self.options.replay else []
 
     @property
@@ -51,16 +55,30 @@ class QuorumRule(AsyncRule):
         raise NotImplementedError
 
     def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:
-        self.pushes.append(grad.copy())
-        self.members.append([header.worker_rank, header.lr])
-        self._close(w, self.num_workers)
+        self._keep(header.worker_rank, header.lr, grad.copy(), w)
         return float(self.options.lr_outer / header.lr)
 
     def skip(self, header: Header, w: np.ndarray) -> None:
         """Its worker is in the round, and what it sent counts nothing."""
-        self.pushes.append(np.zeros_like(w))
-        self.members.append([header.worker_rank, 0.0])
+        self._keep(header.worker_rank, 0.0, np.zeros_like(w), w)
+
+    def _keep(self, worker_rank: int, rate: float, push: np.ndarray, w: np.ndarray) -> None:
+        self.pushes.append(push)
+        self.members.append([worker_rank, rate])
+        self._away()
+        self._resting.discard(worker_rank)
         self._close(w, self.num_workers)
+
+    def rest(self, worker_rank: int) -> None:
+        """Workers say it where the quorum is more than one."""
+        self._resting.add(worker_rank)
+        self._away()
+
+    def _away(self) -> Set[int]:
+        """The workers of whom no push can come. If all rest who take part in meetings, they have met and go on."""
+        if self._resting and self._resting >= set(range(self.num_workers)) - lost_workers():
+            self._resting.clear()
+        return absent_workers() | self._resting
 
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
         if worker_rank in self._pushed_ranks() or not self._answers(worker_rank):
@@ -94,7 +112,8 @@ class QuorumRule(AsyncRule):
             at_least, ranks = 0, self._plan[self.version + 1][0]
         if not ranks or Counter(ranks) - Counter(self._pushed_ranks()):
             return
-        if len(set(ranks)) < at_least and set(range(self.num_workers)) - set(ranks) - absent_workers():
+        if len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers and (
+                set(range(self.num_workers)) - set(ranks) - self._away()):
             return
         left: List[Any] = []
         closed: List[Any] = []

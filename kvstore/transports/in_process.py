@@ -118,6 +118,13 @@ class Stage(Turns):
             self._answer_fetches(bucket)
         return late
 
+    def sends_nothing(self, worker_rank: int, buckets: Sequence[Bucket]) -> None:
+        """A worker sends nothing before all have met, which may end rounds that others wait for."""
+        for shard in self.shards:
+            shard.command("rest", {"worker_rank": worker_rank, "buckets": [bucket.id for bucket in buckets]})
+        for bucket in buckets:
+            self._answer_fetches(bucket)
+
     def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> LateAnswer:
         """A message that only asks; it is answered at once, unless its round goes on."""
         late = LateAnswer(self, worker_rank, f"{bucket}: what it has fetched", answer.payload)
@@ -284,6 +291,7 @@ class InProcess(_Staged, Buffered):
         _Staged.__init__(self, stage, worker_rank)
         Buffered.__init__(self, worker_rank, synchronous=True)  # until `plan` says otherwise
         self._last: Dict[int, Pending] = {}
+        self._in_rounds: Sequence[Bucket] = ()  # buckets that may wait for this worker
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._synchronous = not traffic.asynchronous
@@ -291,6 +299,7 @@ class InProcess(_Staged, Buffered):
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
+        self._in_rounds = setup.buckets if setup.traffic.quorum > 1 else ()
         for key, buffers in self._buffers.items():
             self.stage.hold(key, buffers.last.whole)
         if self.worker_rank == 0:
@@ -331,6 +340,9 @@ class InProcess(_Staged, Buffered):
         buffers = self._buffers[bucket.id]
         send = buffers.compose_fetch(after, self._fetch_tag(end_round, looks))
         return _LateVersionedAnswer(self.stage.fetch(self.worker_rank, bucket, send), send, buffers)
+
+    def rest(self) -> None:
+        self.stage.sends_nothing(self.worker_rank, self._in_rounds)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         return {int(key): one for shard in self.stage.shards for key, one in json.loads(shard.statistics()).items()}

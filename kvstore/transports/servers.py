@@ -45,6 +45,7 @@ class ParameterServers(Buffered):
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
         self._outbox: Optional[Outbox] = None  # for messages with a codec
+        self._quorum = 0
 
     def _command(self, name: str, payload: Dict[str, Any]) -> None:
         self._connection.command(name, payload, self._timeout_s)
@@ -63,6 +64,7 @@ class ParameterServers(Buffered):
         methods.load(setup.method, commands.trusted())  # complains here as the servers would
         if self.worker_rank == 0:
             self._command("open", setup.command())
+        self._quorum = setup.traffic.quorum
         ids = [bucket.id for bucket in setup.buckets]
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
@@ -157,6 +159,10 @@ class ParameterServers(Buffered):
             self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
         else:
             self._outbox.send(bucket, send)
+
+    def rest(self) -> None:
+        if self._quorum > 1 and self._buffers and not self.joins:  # nobody waits for a joiner
+            self._command("rest", {"worker_rank": self.worker_rank, "buckets": list(self._buffers)})
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._connection.total(array, self._timeout_s)

@@ -280,6 +280,9 @@ class VirtualWorker(_OnStage, InProcess):
         self._make_room(bucket)
         return super().room(bucket)
 
+    def rest(self) -> None:
+        """Its place in virtual time would be that of the meeting, where nobody sends any more."""
+
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         """Time goes on when a worker reads an answer, or is done with its iteration. So no push of an asynchronous job
         waits here for the answer to the one before, as those of `downpour` need not that fetches more rarely.

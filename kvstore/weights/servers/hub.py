@@ -104,8 +104,7 @@ class Hub:
             if self._sums.waits or any(self._waiting_fetches.values()):
                 with self._lock:
                     self._answer_sums()
-                    for key in self._waiting_fetches:
-                        self._answer_fetches(key)
+                    self.answer_waiting()
 
     def _answer_sums(self) -> None:
         for number, ranks, total in self._sums.take():
@@ -163,6 +162,11 @@ class Hub:
             ending.die(f"bucket {key}: the weights cannot be sent with their codec: {error}", EXIT_FAILURE)
         for one, message in answers.items():
             self._couriers[one].send(key, bucket.stored[-HEADER:], message)
+
+    def answer_waiting(self) -> None:
+        """Answer the fetches whose rounds are over by now, with the `lock` held."""
+        for key in self._waiting_fetches:
+            self._answer_fetches(key)
 
     def _answer_fetches(self, key: int) -> None:
         """Answer the fetches whose rounds are over."""

@@ -115,11 +115,16 @@ class Server:
         elif name == "close":
             self._close(sender, payload["buckets"])
         else:
-            assert self._shard is not None
-            if name == "open":
-                self._extend_silence_timeout(payload["options"]["timeout_s"])
-            self._shard.command(name, payload)
+            self._tell_shard(name, payload)
         return b""
+
+    def _tell_shard(self, name: str, payload: Dict[str, Any]) -> None:
+        assert self._shard is not None
+        if name == "open":
+            self._extend_silence_timeout(payload["options"]["timeout_s"])
+        self._shard.command(name, payload)
+        if name == "rest" and self._hub is not None:
+            self._hub.answer_waiting()
 
     def _extend_silence_timeout(self, timeout_s: float) -> None:
         """A worker waits `timeout_s`. A server waits longer: the worker knows what it waited for, and speaks first."""

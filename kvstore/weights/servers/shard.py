@@ -151,7 +151,8 @@ class Shard:
         self._opened: List[Dict[str, Any]] = []  # what stores have begun with
         self._incoming = io.BytesIO()  # a saved state on its way in
         self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
-        self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import}
+        self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import,
+                                                         "rest": self._rest}
 
     def command(self, name: str, payload: Dict[str, Any]) -> None:
         """Carry out a worker's command."""
@@ -219,6 +220,12 @@ class Shard:
         built = self._build(optimizer, mine)
         for key in mine:
             self._entries[key].use(built)
+
+    def _rest(self, worker_rank: int, buckets: List[int]) -> None:
+        """A worker sends nothing for these before it has met all others."""
+        for key in buckets:
+            if key in self._entries:
+                self._entries[key].rule.rest(worker_rank)
 
     def _mine(self, buckets: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Any]]:
         return {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}

@@ -150,6 +150,59 @@ def test_a_long_log_of_rounds_takes_little_memory_and_is_not_copied_when_it_is_e
     assert log_in(facts) == rule.log[:-1]
 
 
+def test_a_worker_that_rests_is_not_waited_for_until_all_rest(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)
+    rule.rest(0)
+    sends(rule, 2, 1, w)
+    assert rule.version == 0  # worker 1 is there
+    rule.rest(1)
+    assert rule.end_round(2, w) and rule.version == 1
+    sends(rule, 2, 1, w)
+    assert rule.version == 2  # at once
+    rule.rest(2)  # all have met, and go on
+    sends(rule, 2, 1, w)
+    assert rule.version == 2
+    sends(rule, 0, 1, w)
+    assert rule.end_round(0, w) and rule.log[3] == [[0, 2], [0]]
+    (tmp_path / "lost").write_text("0\n")
+    rule.rest(1)
+    rule.rest(2)
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))  # the server hears of it when the others have met
+    sends(rule, 2, 1, w)
+    assert rule.version == 3
+
+
+def test_what_is_kept_for_a_round_that_has_no_quorum_is_bounded() -> None:
+    rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)
+    for _ in range(50):
+        sends(rule, 2, 1, w)
+        assert rule.end_round(2, w) and len(rule.pushes) < 24
+    assert [ranks for ranks, _ in rule.log] == [[], [2] * 24, [2] * 24]
+
+
+@pytest.mark.parametrize("ends", ["barrier", "close"])
+@pytest.mark.parametrize("quorum, steps", [(2, (4, 4, 40)), (3, (4, 4, 40)), (3, (4, 40, 40))])
+def test_what_a_worker_finds_when_the_others_have_ended_is_not_lost(
+        quorum: int, steps: Sequence[int], ends: str) -> None:
+    """All 20 pushes of the last worker are in a round."""
+    stage = Stage(3, timeout_s=20)
+
+    def train(transport: Any) -> Any:
+        store = kvstore.create("decoupled", transport, H=2, delay=0, lr_outer=1.0, merge="mean", quorum=quorum)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+        w = mx.nd.zeros(1)
+        store.broadcast("w", w, w)
+        store.begin()
+        for _ in range(steps[transport.worker_rank]):
+            store.pushpull("w", mx.nd.ones(1), w)
+        rule: Any = stage.shards[0]._entries[0].rule
+        getattr(store, ends)()
+        return len(rule.pushes), sum(ranks.count(2) for ranks, _ in rule.log)
+
+    assert stage.run(train)[2] == (0, 20)
+
+
 @pytest.mark.parametrize("merge", ["rda", "mean"])
 def test_by_the_log_of_its_rounds_a_run_repeats_to_the_bit(merge: str, tmp_path: Path) -> None:
     settings: Dict[str, Any] = {**SHORT, "H": 3, "delay": 2, "merge": merge, "momentum": 0.9}
