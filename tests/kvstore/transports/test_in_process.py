@@ -68,7 +68,7 @@ def test_time_in_which_the_process_is_stopped_is_no_waiting() -> None:
 
 # the workers meet for ever
 FOR_EVER = """
-import faulthandler, sys
+import faulthandler, sys, time
 import numpy as np
 from kvstore.transports.in_process import Stage
 
@@ -76,6 +76,7 @@ faulthandler.dump_traceback_later(120, exit=True)
 ended = []
 
 def work(transport):
+    time.sleep(1)  # until the main thread waits for all
     print("runs", flush=True)
     try:
         while True:
