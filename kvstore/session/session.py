@@ -263,6 +263,7 @@ class Session:
         What a method takes from it (weight decay, the rate before a schedule) is the new one's. Local steps go on with
         the state they have, and rules and workers with what they hold.
         """
+        self.lr_given = None  # it was that of the optimizer before
         self.optimizer = optimizer
         self.counts(optimizer.num_update - optimizer.begin_num_update)
         if self.outer is not None:

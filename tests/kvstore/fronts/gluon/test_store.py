@@ -658,7 +658,7 @@ def test_a_given_rate_of_aggregation_follows_the_schedule_of_the_local_steps(in_
     assert cluster.run(work, cluster.ring_worker) == [[3.875, 3.75, 3.6875, 3.625]] * 2
 
 
-@pytest.mark.parametrize("given, weights", [(0.5, [3.9, 3.7]), (0.0, "the rate was 0 when the trainer was made")])
+@pytest.mark.parametrize("given, weights", [(0.5, [3.9, 3.7, 3.6]), (0.0, "the rate was 0 when the trainer was made")])
 def test_a_schedule_that_begins_before_the_first_step_is_a_factor_of_the_trainers_own_rate(given: float, weights: Any
                                                                                           ) -> None:
     # Gradients 1, T = 1, gamma_p = 0.2: the rate is half of the given one in the first step, and then the given one.
@@ -668,7 +668,9 @@ def test_a_schedule_that_begins_before_the_first_step_is_a_factor_of_the_trainer
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": given},
                                 kvstore=kvstore.create("sasgd", transport, gamma_p=0.2))
         seen = []
-        for rate in (0.25, 0.5):
+        for rate in (0.25, 0.5, 1.0):
+            if rate == 1.0:  # another optimizer's own rate, with a schedule of its own
+                trainer._kvstore.set_optimizer(mx.optimizer.SGD(learning_rate=2.0))
             trainer.set_learning_rate(rate)
             with autograd.record():
                 loss = net(mx.nd.ones((1, 1)))
