@@ -10,7 +10,7 @@ import signal
 from subprocess import PIPE
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
-from kvstore.errors import EXIT_FAILURE, KVStoreError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, KVStoreError
 from scripts.maintain.simulation import stdlib
 from scripts.maintain.simulation.files import File, Way
 from scripts.maintain.simulation.loader import Image
@@ -46,7 +46,11 @@ class Training:
         self.saved: List[Tuple[int, str, int]] = []  # (attempt, process, iteration) of each whole checkpoint
         self.resumed: List[Tuple[int, int, int]] = []  # (attempt, iteration, newest whole one then)
         self.steps: List[Tuple[int, int, int]] = []  # (attempt, rank, step) that began
-        self.finals: List[Tuple[int, int, int]] = []  # (attempt, iteration, sum) at a worker's end
+        self.finals: List[Tuple[int, int, int]] = []  # (attempt, rank, sum) at a worker's end
+        self.begun: Dict[int, int] = {}  # how many workers an attempt has
+        self.moved: List[float] = []  # when steps began
+        self.stood: Dict[str, Tuple[str, int]] = {}  # who stood still: at what, and after so many steps
+        self.fewer: Dict[str, int] = {}  # who has fewer batches than the others, and by how many
         self.pushes: Dict[Tuple[str, int, int], int] = collections.Counter()
         self.born: Callable[[Process], object] = lambda process: None
         self.reach: Callable[[str], object] = lambda what: None
@@ -298,11 +302,15 @@ def _node(training: Training, process: Process) -> int:
     rank = process.env.get(f"ODSGD_{role.upper()}_RANK")
     process.label = process.name = role if rank is None else f"{role} {rank}"
     process.data["attempt"] = int(process.env.get("ODSGD_RESTARTS", "0"))
+    training.begun[process.data["attempt"]] = int(process.env["DMLC_NUM_WORKER"])
     training.born(process)
     node = Node(training, process)
     stdlib.sleep(training.import_s * (0.5 + training.world.random.random()))
     if "hangs_s" in process.data:
         stdlib.sleep(process.data["hangs_s"])
+    if "refuses" in process.data:
+        stdlib.stderr.write("odsgd train: lr is -1, expected more than 0\n")
+        return EXIT_USAGE
     return {"scheduler": node.scheduler, "server": node.server, "worker": node.worker}[role]()
 
 
@@ -351,6 +359,16 @@ class Node:
 
     def lost(self) -> List[str]:
         return [f"worker {rank}" for rank in self.environment.lost_workers()]
+
+    def meet_fault(self, steps: int = 0) -> None:
+        """Raise an error, or stand still while the pulse goes on, if that is due."""
+        due = self.process.data.pop("due", None)
+        if due:
+            self.training.stood[self.process.name] = self.pulse.pulse.activity, steps
+            due()
+            if "raises" in self.process.data:
+                self.ending.die("ValueError: a fault", EXIT_FAILURE)
+            stdlib.sleep(self.process.data.pop("stands_s"))
 
     def scheduler(self) -> int:
         """Introduces the others to each other; on sockets as soon as the servers are there."""
@@ -402,6 +420,7 @@ class Node:
         """A push has come."""
         pulse, name = self.pulse.pulse, self.process.name
         with pulse.doing("serving"):
+            self.meet_fault(pulse.at)
             pulse.moved(pulse.at + 1)
         self.training.pushes[self.process.env["ODSGD_SECRET"] + name, rank + 100 * joined, step] += 1
         if self.training.asynchronous:
@@ -423,11 +442,12 @@ class Node:
             return self.train(int(self.process.env["ODSGD_JOINED_AT"]), 0)
         with self.waiting.within(self.training.timeout_s, "the others have not come"):
             self.send("scheduler", "here", self.process.name)
-            self.await_(lambda message: message[0] == "all")
+            early: List[Any] = []  # a server may be nearer than the scheduler
+            self.await_(lambda message: message[0] == "all" or (message[0] == "begun" and early.append(message)))
             start, total = self.training.newest()
             for name in self.servers if self.rank == 0 or self.on_sockets else ():
                 self.send(name, *("here", self.process.name) if self.rank else ("begin", "worker 0", total, start))
-            begun = [self.await_(lambda message: message[0] == "begun") for _ in self.servers]
+            begun = early + [self.await_(lambda message: message[0] == "begun") for _ in self.servers[len(early):]]
         return self.train(begun[0][1], total)
 
     def train(self, start: int, total: int) -> int:
@@ -440,11 +460,13 @@ class Node:
         if self.rank == 0:
             training.resumed.append((attempt, start, training.newest()[0]))
         pulse.activity = "training"
-        for step in range(start + 1, training.iterations + 1):
+        for step in range(start + 1, training.iterations + 1 - training.fewer.get(self.process.name, 0)):
             training.steps.append((attempt, self.rank, step))
+            training.moved.append(self.world.now)
             if training.alone and training.alone[:2] == (self.rank, step - start):
                 with pulse.doing(training.alone[2]):
                     stdlib.sleep(training.alone_s)
+            self.meet_fault(step - start - 1)
             stdlib.sleep(training.step_s * (0.5 + self.world.random.random()))
             pulse.moved(step)
             with self.waiting.within(training.timeout_s, f"iteration {step} has not been answered"):
@@ -452,7 +474,7 @@ class Node:
             if step % training.every == 0 and not self.joined:
                 self.meet(step, total)
         training.reach("end")
-        training.finals.append((attempt, training.iterations, total))
+        training.finals.append((attempt, self.rank, total))
         self.report.report("done", at=pulse.at)
         for name in self.servers:
             self.send(name, "leave", self.process.name)
@@ -465,6 +487,7 @@ class Node:
         with self.pulse.pulse.doing("evaluation"):
             for _ in range(3):
                 self.pulse.pulse.substep += 1
+                self.meet_fault()
                 stdlib.sleep(self.training.step_s * self.world.random.random())
             for name in self.workers:
                 self.send(name, "evaluated", step, self.process.name)
@@ -488,6 +511,7 @@ class Node:
     def save(self, step: int, total: int) -> None:
         """Write, then rename: from then on it counts."""
         self.training.reach("checkpoint")
+        self.meet_fault()
         stdlib.sleep(0.02 + 0.3 * self.world.random.random())
         if self.training.disk.up:
             self.training.disk.files[f"{RUN}/whole-{step}"] = bytearray(f"{step} {total}".encode())

@@ -5,12 +5,16 @@ A function gets the result of a history and gives sentences that say how the pro
 import itertools
 import math
 import re
+import signal
 from typing import Callable, Iterator, List
 
 from scripts.maintain.simulation.programs import MPI_GAVE_UP, UNIT
 from scripts.maintain.simulation.scenario import HERE, Result
 
-KILLS = ("kill", "term", "xcpu", "segv", "abort")
+KILLS = ("kill", "term", "xcpu", "segv", "abort", "raise")
+STILL = ("stop", "pause", "stand", "hang")
+CODES = {"kill": 137, "segv": 139, "abort": 134, "term": 143, "xcpu": 152, "raise": 70, "refuse": 64, "stop": 75,
+         "stand": 75}
 HARMLESS = ("clock", "block output", "late agents")
 OF_HOSTS = ("lose host", "reboot", "cut", "cut one way", "cut data", "slow", "reset")
 OWN_DEADLINES = ("exit code 75", f"exit code {MPI_GAVE_UP}")
@@ -19,10 +23,15 @@ FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(h
 LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
 LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
+ENDS_ALL = re.compile(r"odsgd launch: (lost host \S+ \(|the job has not come up within|for \d+ s every process has)")
+TELLS_LOSS = re.compile(r"was lost|lost host|given up|to join after")
+WITHOUT = re.compile(r"the job has finished without workers \[(.*)\]")
+AGAIN = re.compile(r"odsgd launch: (restart \d+ of|.*; trying again for|trying again for|going on (with|from))")
 LEFT_OUT = re.compile(r"going on with .* (without .*); batches are dealt anew")
 ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|was lost) "
                    r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
 NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
+ENDED_SLACK_S, MOVES_SLACK_S = 10.0, 105.0
 
 
 def ends(result: Result) -> Iterator[str]:
@@ -32,19 +41,24 @@ def ends(result: Result) -> Iterator[str]:
 
 
 def says_why(result: Result) -> Iterator[str]:
-    """The exit code is 0 if and only if the workers have done all; else the last lines say why."""
+    """The exit code is 0 only if all workers have, but those that were said to be lost; else the last lines say why."""
     training, hits = result.training, result.hits
+    unread = any(hit.kind in ("block output", "close output") or hit.victim == "launcher" for hit in hits)
     if not hits and result.code != 0:
         yield f"nothing was hit, and the exit code is {result.code}"
     if result.code == 0:
-        last = max((attempt for attempt, _, _ in training.finals), default=0)
+        last = max(training.begun, default=0)
         done = [one for one in training.finals if one[0] == last]
-        if not done or any(iteration != training.iterations for _, iteration, _ in done):
-            yield f"exit code 0, and the workers have not done all: {training.finals}"
+        said = [match[1] for text in result.texts() for match in (WITHOUT.search(text), STARTS.match(text)) if match]
+        ranks = {rank for _, rank, _ in done} | {int(rank) for text in said for rank in re.findall(r"\d+", text)}
+        if not done or (not unread and not ranks >= set(range(training.begun[last] - result.job.spare))):
+            yield f"exit code 0, and the workers have not done all: {training.begun} began, {training.finals} ended"
+        for rank in [] if unread else [rank for text in said[-1:] for rank in re.findall(r"\d+", text)]:
+            if not any(f"worker {rank}" in text and TELLS_LOSS.search(text) for text in result.texts()):
+                yield f"the job has ended without worker {rank}, and never said that it was lost"
         wanted = UNIT * training.iterations * (training.iterations + 1) // 2
         if not training.asynchronous and any(total != wanted for _, _, total in done):
             yield f"exit code 0, and the sums are not those of {training.iterations} steps ({wanted}): {done}"
-    unread = any(hit.kind in ("block output", "close output") or hit.victim == "launcher" for hit in hits)
     if result.code and not unread and not any("odsgd launch: " in text for text in result.texts()):
         yield f"exit code {result.code}, without a word"
 
@@ -67,7 +81,7 @@ def stops(result: Result) -> Iterator[str]:
 def names_the_victim(result: Result) -> Iterator[str]:
     """The process that is blamed is one that was hit, or the message says that nobody can be."""
     hits = result.hits
-    if any(hit.kind not in (*KILLS, "stop", "pause", "hang", *OF_HOSTS, *HARMLESS) for hit in hits):
+    if any(hit.kind not in (*KILLS, *STILL, *OF_HOSTS, *HARMLESS) for hit in hits):
         return
     victims = {hit.victim for hit in hits}
     hosts = {hit.victim for hit in hits if hit.kind in OF_HOSTS}
@@ -87,6 +101,8 @@ def names_the_victim(result: Result) -> Iterator[str]:
 
 def blames_no_data(result: Result) -> Iterator[str]:
     """Workers whose data are of one length are not told that they are not, without a doubt."""
+    if result.training.fewer:
+        return
     for text in result.texts():
         doubted = not result.training.asynchronous and "either messages between them do not come through" in text
         if "needs as many batches" in text and not doubted:
@@ -143,20 +159,89 @@ def goes_on_without(result: Result) -> Iterator[str]:
 
 
 def names_in_time(result: Result) -> Iterator[str]:
-    """A process that crashes is named within 15 s, one that is stopped after 10 to 12, or half of --hang-timeout."""
+    """A process that crashes or raises an error is named within 15 s, one that is stopped after 10 to 12, or half of
+    --hang-timeout."""
     if len(result.hits) != 1 or result.code is None:
         return
     hit = result.hits[0]
     killed = hit.kind in KILLS and hit.victim != "launcher"
     if not killed and not (hit.kind == "stop" and hit.victim.startswith(("worker", "server"))):
         return
-    within_s = NAMED_WITHIN_S
+    within_s = NAMED_WITHIN_S if killed else min(NAMED_WITHIN_S, result.job.hang_timeout_s / 2 + 4.0)
     host = hit.victim.partition(" ")[2].replace(HERE, "127.0.0.1" if result.job.launcher == "local" else HERE)
     named = [at for at, text in result.said if at >= hit.at_s and (hit.victim in text or (host and host in text))
              and "starting for " not in text]  # that says who is waited for, not that it is stopped
-    over = result.code == 0 and not named  # it was done already
+    done = [rank for attempt, rank, _ in result.training.finals if attempt == hit.attempt]
+    over = result.code == 0 and not named and done and (  # it had done all already
+        not hit.victim.startswith("worker") or int(hit.victim.split()[1]) in done)
     if not over and (not named or named[0] - hit.at_s > within_s):
         yield f"{hit.victim} was hit at {hit.at_s:.2f} s ({hit.kind}), and is not named within {within_s:g} s"
+
+
+def ends_what_stands_still(result: Result) -> Iterator[str]:
+    """A process that is stopped, or a worker in training or a server that stands still, has failed after --hang-timeout,
+    or 5 times its longest iteration; a worker elsewhere, or in its first iterations, after 10 times --hang-timeout."""
+    hit, job, training = result.hits[0] if len(result.hits) == 1 else None, result.job, result.training
+    if hit is None or hit.kind not in ("stop", "stand") or hit.lasts_s or result.code is None:
+        return
+    activity, steps = training.stood.get(hit.victim, ("", 0))
+    if not hit.victim.startswith(("worker", "server")):
+        return
+    within_s = job.hang_timeout_s
+    if hit.kind == "stand":
+        going = activity == "serving" or (activity == "training" and steps > 3)
+        within_s = max(within_s * (1 if going else 10), 10 * training.step_s + 5 * training.alone_s)
+    if within_s + ENDED_SLACK_S > training.timeout_s:  # the others' own deadline is over first
+        return
+    if result.code and not any(hit.at_s <= at <= hit.at_s + within_s + ENDED_SLACK_S and hit.victim in text
+                               and (FAILED.match(text) or LOST_WORKER.match(text) or "missing" in text)
+                               for at, text in result.said):
+        yield f"{hit.victim} stands still since {hit.at_s:.2f} s ({activity}), and has not failed after {within_s:g} s"
+
+
+def gives_its_code(result: Result) -> Iterator[str]:
+    """A job that fails ends with 128 + the signal that ended the process to blame; 75 after a deadline; 64 if its
+    options were refused; else 70."""
+    if not result.code or any(hit.victim == "launcher" for hit in result.hits):
+        return
+    last = [text for text in result.texts() if FAILED.match(text) or ENDS_ALL.match(text)][-1:]
+    for text in last:
+        failed, told = FAILED.match(text), re.search(r"(?:killed|told to end) by (SIG\w+)|exit code (\d+)", text)
+        code = 75
+        if LOST.match(text) and "told to end" not in text:
+            code = 70
+        elif told:
+            code = 128 + signal.Signals[told[1]] if told[1] else int(told[2])
+        only = result.hits[0] if len(result.hits) == 1 else None
+        if failed and only and failed[1] == only.victim:
+            code = CODES.get(only.kind, code)
+        if result.code != code:
+            yield f"the exit code is {result.code}, not {code}: {text}"
+
+
+def tells_of_fewer_batches(result: Result) -> Iterator[str]:
+    """When a worker of a synchronous job has fewer batches than the others, the job fails, and says so."""
+    if result.hits and all(hit.kind == "fewer" for hit in result.hits) and result.training.finals:
+        if not any("needs as many batches" in text for text in result.texts()):
+            yield f"{result.hits[0].victim} had fewer batches, and nobody says so"
+        if result.code == 0:
+            yield f"{result.hits[0].victim} had fewer batches, and the exit code is 0"
+
+
+def moves(result: Result) -> Iterator[str]:
+    """When everything that failed is well again, a job goes on or ends: each next step, or the end, comes within the
+    time of its deadlines."""
+    if result.code is None or any(not hit.lasts_s and hit.kind not in (*KILLS, *SIGNALS, "end agent", "reset", "clock")
+                                  for hit in result.hits):
+        return
+    job, training = result.job, result.training
+    since = max((hit.at_s + hit.lasts_s for hit in result.hits), default=0.0)
+    within_s = (10 * max(job.hang_timeout_s, training.alone_s) + 2 * job.startup_timeout_s + job.rejoin_timeout_s
+                + MOVES_SLACK_S)
+    for at in [*(at for at in training.moved if at > since), result.ended_at]:
+        if at - since > within_s:
+            yield f"from {since:.1f} to {at:.1f} s no step began, for longer than {within_s:g} s"
+        since = at
 
 
 def names_who_is_late(result: Result) -> Iterator[str]:
@@ -212,7 +297,8 @@ def leaves_nothing(result: Result) -> Iterator[str]:
             yield f"left on {host.name}: {', '.join(left)}"
         kept = [path for path in host.below("/tmp") if path != "/tmp/odsgd-1000"]
         kept += list(host.below("/tmp/odsgd-1000"))
-        excused = host.name in killed or any(hit.victim == "launcher" for hit in result.hits)
+        excused = host.name in killed or any(hit.victim == "launcher" and hit.kind in (
+            *KILLS, "stop", "interrupt twice") for hit in result.hits)
         if kept and not excused:
             yield f"left on {host.name}: {', '.join(kept)}"
 
@@ -249,10 +335,15 @@ def resumes(result: Result) -> Iterator[str]:
 
 
 def restarts(result: Result) -> Iterator[str]:
-    """There are no more restarts than --max-restarts."""
+    """There are no more restarts than --max-restarts, none after refused options, and each is said."""
     count = sum(" restart " in text and " of " in text for text in result.texts())
     if count > result.job.max_restarts:
         yield f"{count} restarts, --max-restarts {result.job.max_restarts}"
+    again, begun = sum(bool(AGAIN.match(text)) for text in result.texts()), max(result.training.begun, default=0)
+    if again < begun and not any(hit.kind in ("block output", "close output") for hit in result.hits):
+        yield f"attempt {begun} began, and only {again} were said"
+    if again and result.hits and all(hit.kind == "refuse" for hit in result.hits):
+        yield "the options were refused, and the job began again"
 
 
 def takes_in(result: Result) -> Iterator[str]:
@@ -287,7 +378,8 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
     ends, says_why, stops, names_the_victim, blames_no_data, blames_no_freeze, ends_what_waits, tries_again,
-    goes_on_without, names_in_time, names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes,
+    goes_on_without, names_in_time, ends_what_stands_still, gives_its_code, tells_of_fewer_batches, moves,
+    names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes,
     restarts, takes_in, raises_nothing]
 
 

@@ -19,6 +19,9 @@ HERE, THERE = "10.0.0.9", ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 AFTERWARDS_S = 12.0
 """How long the processes of a job may outlive their launcher, where nothing holds them up."""
 ON_PROCESSES = ("kill", "segv", "abort", "stop", "pause")
+IN_CODE = {"hang": "hangs_s", "refuse": "refuses", "stand": "stands_s", "raise": "raises"}
+"""Faults that a process meets in its own code: it hangs while it imports, refuses its options, stands still while its
+pulse goes on, raises an error."""
 KINDS = (*ON_PROCESSES * 2, "interrupt", "interrupt twice", "terminate", "end agent", "lose host", "reboot", "cut",
          "cut one way", "cut data", "slow",
          "reset", "clock", "block output", "close output", "late agents")
@@ -134,7 +137,8 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more
             lasts_s = lasts_s or (5.0 if kind in ("pause", "late agents", "reboot") else 0.0)
         else:
             lasts_s = 0.0
-        kind = _perhaps_gentler(kind, victim, more)
+        kind = _perhaps_otherwise(kind, victim, more)
+        call = 0 if kind in IN_CODE else call
         moment = f"{draw.choice(('evaluation', 'checkpoint', 'end'))} {draw.randrange(1, 4)}"
         faults.append(Fault(kind, victim, at_s, call, lasts_s, moment if not call and draw.random() < 0.3 else ""))
     return draw_seldom(job, about_s, heals, more) or faults
@@ -158,6 +162,10 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
     if more.random() < 0.01 and (job.num_servers or job.num_workers > 1):  # else nobody waits for it
         lasts_s = more.choice((3.0, 30.0)) if heals else 0.0
         return [Fault("hang", f"worker {more.randrange(job.num_workers)}", 0.0, 1, lasts_s, "")]
+    if more.random() < 0.005:
+        return [Fault("refuse", f"worker {rank}", 0.0, 1, 0.0, "") for rank in range(job.num_workers)]
+    if more.random() < 0.01 and job.num_workers > 1 and job.on_worker_loss != "continue":
+        return [Fault("fewer", f"worker {more.randrange(job.num_workers)}", 0.0, 1, 0.0, "")]
     if job.on_worker_loss == "continue" and not job.closed and given_up and job.hang_timeout_s < 10.0 < about_s - 5.0:
         host, lasts_s = more.choice(given_up), job.hang_timeout_s + 5 * more.random()
         kind, victim = more.choice((("pause", f"agent {host}"), ("cut", host)))
@@ -183,14 +191,18 @@ def draw_close_faults(job: Any, about_s: float, draw: random.Random, heals: bool
         lasts_s = draw.choice((0.3, 0.6, 1.0, 1.7, 2.5, 3.0, 5.0, 8.0)) if kind == "pause" else 0.0
         at_s = began_s + draw.choice((0.05, 0.5, 2.0, 5.0)) * draw.random()
         victim = draw.choice(victims)
-        faults.append(Fault(_perhaps_gentler(kind, victim, more), victim, at_s, 0, lasts_s, ""))
+        faults.append(Fault(_perhaps_otherwise(kind, victim, more), victim, at_s, 0, lasts_s, ""))
     return faults
 
 
-def _perhaps_gentler(kind: str, victim: str, more: random.Random) -> str:
-    """Half of the workers and servers that are killed meet a signal that a process may handle: none of ours does."""
-    gentler = kind == "kill" and victim.startswith(("worker", "server"))
-    return more.choice(("kill", "kill", "term", "xcpu")) if gentler else kind
+def _perhaps_otherwise(kind: str, victim: str, more: random.Random) -> str:
+    """Of the workers and servers that are killed some meet a signal that a process may handle (none of ours does), or
+    raise an error; of those that are stopped a third stands still, but its pulse goes on."""
+    if not victim.startswith(("worker", "server")):
+        return kind
+    others = {"kill": ("kill", "kill", "term", "xcpu", "raise"), "stop": ("stop", "stop", "stand"),
+              "pause": ("pause", "pause", "stand")}
+    return more.choice(others.get(kind, (kind,)))
 
 
 def _everybody(job: Any) -> List[str]:
@@ -235,6 +247,11 @@ class Injector:
         return max(found, key=lambda process: process.pid, default=None)
 
     def _hit(self, fault: Fault, process: Optional[Process] = None) -> None:
+        if fault.kind in ("stand", "raise") and process is None:  # when its code comes to it
+            process = self._find(fault.victim)
+            if process:
+                process.data["due"] = functools.partial(self._hit, fault, process)
+                return
         attempts = max((process.data.get("attempt", 0) for host in self.world.hosts.values()
                         for process in host.processes.values()), default=0)
         happened = self._do(fault, process)
@@ -258,8 +275,11 @@ class Injector:
             if kind == "interrupt twice":
                 world.after(0.5, lambda: victim.signal(signal.SIGINT))
             return True
-        if kind == "hang" and process:
-            process.data["hangs_s"] = fault.lasts_s or 1e9
+        if kind == "fewer":
+            self.result.training.fewer[fault.victim] = 2
+            return True
+        if kind in IN_CODE and process:
+            process.data[IN_CODE[kind]] = fault.lasts_s or 1e9
             return True
         if self.result.launcher.dead:
             return False

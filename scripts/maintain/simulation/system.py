@@ -38,7 +38,7 @@ class World:
     """Everything that happens, in the order of time. `delay_s`: the longest time until a task that is ready runs."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.random = random.Random(f"world {seed}")  # a job's draws are another stream
         self.now, self.events = 0.0, 0
         self.delay_s = self.random.choice((1e-4, 2e-3, 2e-2))
         self.preempted = self.random.choice((0.0, 0.0, 0.002, 0.02))

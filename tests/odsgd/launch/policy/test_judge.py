@@ -111,6 +111,16 @@ def test_the_agents_are_to_answer_after_the_failure_that_is_blamed() -> None:
     assert verdict_at(judge, 10.5).culprit == "worker 2"
 
 
+def test_on_a_ring_a_reported_error_is_the_cause_of_a_crash_that_was_seen_before_it() -> None:
+    judge = running(*RING, names=RING)
+    judge.exited("worker 0", -signal.SIGSEGV, 10.0)
+    judge.reported("worker 1", {"event": "failed", "error": "ValueError: nan"}, 10.0)
+    judge.exited("worker 1", 70, 10.0)
+    for name in RING:
+        answers(judge, name, 10.0, 10.1)
+    assert verdict_at(judge, 11.0).culprit == "worker 1"
+
+
 def answers(judge: Judge, name: str, ping_at: float, now: float) -> None:
     """The process's agent speaks now, and has answered the ping of `ping_at`."""
     judge.liveness.heard([name], now)
