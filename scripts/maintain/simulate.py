@@ -86,6 +86,13 @@ def survey_runs(what: str, first: int, count: int, start: Callable[[int], Any]) 
     return failed
 
 
+def show_run(run: Any) -> int:
+    """`show` for a history of another kind."""
+    print("\n".join([*run.world.history, *(f"fault: {fault}" for fault in run.faults)]))
+    print("\n".join(f"BROKEN {sentence}" for sentence in run.broken) or "all promises were kept")
+    return len(run.broken)
+
+
 def finds(defective: Image, ships: Image, most: int) -> Tuple[int, List[str]]:
     """The first seed with a promise that the defect breaks and the code that ships keeps; with 0 none of so many."""
     for seed in range(1, most + 1):
@@ -131,9 +138,12 @@ def main() -> int:
     image = Image()
     if options.disk:
         from scripts.maintain.simulation import checkpoints  # it needs MXNet
-        return int(survey_runs("a disk", options.first, options.seeds, lambda seed: checkpoints.Run(seed, image)) > 0)
-    if options.servers:
-        return int(survey_runs("servers", options.first, options.seeds, exchanges.Run) > 0)
+        what, start = "a disk", functools.partial(checkpoints.Run, image=image)  # type: str, Callable[[int], Any]
+    elif options.servers:
+        what, start = "servers", exchanges.Run
+    if options.disk or options.servers:
+        return int((show_run(start(options.seed)) if options.seed is not None else
+                    survey_runs(what, options.first, options.seeds, start)) > 0)
     draw = scenario.draw_close_faults if options.close else scenario.draw_faults
     run = functools.partial(scenario.run, image=image, draw_faults=draw)
     if options.seed is not None:

@@ -12,9 +12,10 @@ The rules, in the order in which `tick` applies them:
    another process, because a process that misses another one did not kill it. They are the cause only without others.
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
    report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
-   before them all. A process that we end because it hangs is blamed for that, however it ends. On a ring an error that
-   a process has reported comes before ends without a report. Of two of these nobody can tell which was first, and the
-   message says so. After each failure we ping all agents. If one does not answer, the first failure may be behind it; the message says that, too.
+   before them all. A process that we end because it hangs is blamed for that, however it ends. On a ring an error
+   that a process has reported comes before ends without a report. Of two of these nobody can tell which was first,
+   and the message says so. After each failure we ping all agents. If one does not answer, the first failure may be
+   behind it; the message says that, too.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.

@@ -35,7 +35,7 @@ class Run:
         self.host = self.world.host("10.0.0.1")
         for folder in (RUN, SECOND):
             self.host.files[folder] = self.host.names[folder] = None
-        self.saved, self.broken = 0, []  # type: int, List[str]
+        self.saved, self.copied, self.broken = 0, 0, []  # type: int, int, List[str]
         self.faults: List[str] = []
         self.inside: Dict[Tuple[str, int], float] = {}  # by job and process: until when it had the run's folder
         self.paused_until = 0.0  # until when a process stood still, perhaps with the lock
@@ -116,7 +116,7 @@ class Run:
         there = self.manifests.complete(root)
         if len(there) > 1 and self.draw.random() < 0.3:  # the newest is passed over, and written once more
             there.pop()
-            self.saved = there[-1]
+            self.saved, self.copied = there[-1], min(self.copied, there[-1])
         iteration = there[-1] if there else 0
         try:
             for _ in range(5):
@@ -146,11 +146,12 @@ class Run:
         kept = self.checkpoint._worth_keeping(root, KEEP, iteration)
         self.checkpoint._retire(root, kept, iteration)
         second.put(folder / self.manifests.MANIFEST, iteration)
+        self.copied = iteration
         self.checkpoint._retire_copies(second, kept, iteration, iteration)
 
     def _look(self) -> None:
         """A checkpoint that counts loads, here and in the second place; one that has been reported is there."""
-        newest = 0
+        newest = {ROOT: 0, SECOND: 0}
         for root in (disk.Path(ROOT), disk.Path(SECOND)):
             for iteration in self.manifests.complete(root):
                 folder = root / str(iteration)
@@ -160,7 +161,8 @@ class Run:
                         self.manifests.verify(folder, name, manifest)
                 except Exception as error:
                     self.broken.append(f"a_checkpoint_that_counts_loads: {folder}: {error}")
-                newest = max(newest, iteration) if str(root) == ROOT else newest
-        if newest < self.saved:
-            self.broken.append(f"a_reported_checkpoint_stays: {self.saved} was reported, and {newest} is the newest")
-            self.saved = newest
+                newest[str(root)] = max(newest[str(root)], iteration)
+        for what, place, known in (("reported", ROOT, self.saved), ("copied", SECOND, self.copied)):
+            if newest[place] < known:
+                self.broken.append(f"a_reported_checkpoint_stays: {known} was {what}, the newest is {newest[place]}")
+        self.saved, self.copied = min(self.saved, newest[ROOT]), min(self.copied, newest[SECOND])

@@ -20,6 +20,8 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "a worker of a ring that was ended since it stood still was not blamed, and one that MPI crashed then was": [
         ("odsgd.launch.policy.failures", "self.member is None or self.member.hung or self.member.error is not None",
          "self.member is None or self.member.error is not None")],
+    "a worker of a ring raised an error, and one that MPI crashed then was blamed": [
+        (JUDGE, "failure.killed or (failure.reported and not self.non_workers)", "failure.killed")],
     "a worker of a ring was ended by SIGTERM or SIGXCPU, and one that MPI crashed then was blamed": [
         ("odsgd.launch.policy.failures", "self.member.code < 0 and not self.unreported", "self.member.code == -9")],
     "who kept a job from starting was asked when all had been ended, and another was left out": [

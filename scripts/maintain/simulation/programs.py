@@ -47,6 +47,7 @@ class Training:
         self.resumed: List[Tuple[int, int, int]] = []  # (attempt, iteration, newest whole one then)
         self.steps: List[Tuple[int, int, int]] = []  # (attempt, rank, step) that began
         self.finals: List[Tuple[int, int, int]] = []  # (attempt, rank, sum) at a worker's end
+        self.saved_at: List[float] = []
         self.begun: Dict[int, int] = {}  # how many workers an attempt has
         self.moved: List[float] = []  # when steps began
         self.stood: Dict[str, Tuple[str, int]] = {}  # who stood still: at what, and after so many steps
@@ -308,6 +309,8 @@ def _node(training: Training, process: Process) -> int:
     stdlib.sleep(training.import_s * (0.5 + training.world.random.random()))
     if "hangs_s" in process.data:
         stdlib.sleep(process.data["hangs_s"])
+    if "fewer" in process.data:
+        training.fewer[process.name] = 2
     if "refuses" in process.data:
         stdlib.stderr.write("odsgd train: lr is -1, expected more than 0\n")
         return EXIT_USAGE
@@ -442,12 +445,13 @@ class Node:
             return self.train(int(self.process.env["ODSGD_JOINED_AT"]), 0)
         with self.waiting.within(self.training.timeout_s, "the others have not come"):
             self.send("scheduler", "here", self.process.name)
-            early: List[Any] = []  # a server may be nearer than the scheduler
-            self.await_(lambda message: message[0] == "all" or (message[0] == "begun" and early.append(message)))
+            begun: List[Any] = []  # a server may be nearer than the scheduler
+            while not self.receive_as("all", begun):
+                continue
             start, total = self.training.newest()
             for name in self.servers if self.rank == 0 or self.on_sockets else ():
                 self.send(name, *("here", self.process.name) if self.rank else ("begin", "worker 0", total, start))
-            begun = early + [self.await_(lambda message: message[0] == "begun") for _ in self.servers[len(early):]]
+            begun += [self.await_(lambda message: message[0] == "begun") for _ in self.servers[len(begun):]]
         return self.train(begun[0][1], total)
 
     def train(self, start: int, total: int) -> int:
@@ -515,8 +519,15 @@ class Node:
         stdlib.sleep(0.02 + 0.3 * self.world.random.random())
         if self.training.disk.up:
             self.training.disk.files[f"{RUN}/whole-{step}"] = bytearray(f"{step} {total}".encode())
+            self.training.saved_at.append(self.world.now)
             self.training.saved.append((self.process.data["attempt"], self.process.name, step))
         self.report.report("saved", iteration=step)
+
+    def receive_as(self, what: str, begun: List[Any]) -> bool:
+        """Whether the next message is that; a server's beginning is kept."""
+        message = self.receive_meeting() or ("",)
+        begun += [message] * (message[0] == "begun")
+        return bool(message[0] == what)
 
     def await_(self, fits: Any) -> Tuple[Any, ...]:
         while True:

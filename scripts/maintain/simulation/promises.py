@@ -25,13 +25,14 @@ LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes 
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
 ENDS_ALL = re.compile(r"odsgd launch: (lost host \S+ \(|the job has not come up within|for \d+ s every process has)")
 TELLS_LOSS = re.compile(r"was lost|lost host|given up|to join after")
+BACK = re.compile(r"back: .*; the job ends after checkpoint")
 WITHOUT = re.compile(r"the job has finished without workers \[(.*)\]")
 AGAIN = re.compile(r"odsgd launch: (restart \d+ of|.*; trying again for|trying again for|going on (with|from))")
 LEFT_OUT = re.compile(r"going on with .* (without .*); batches are dealt anew")
 ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|was lost) "
                    r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
 NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
-ENDED_SLACK_S, MOVES_SLACK_S = 10.0, 105.0
+ENDED_SLACK_S, MOVES_SLACK_S, ASKED_WITHIN_S = 10.0, 105.0, 60.0
 
 
 def ends(result: Result) -> Iterator[str]:
@@ -158,6 +159,18 @@ def goes_on_without(result: Result) -> Iterator[str]:
             yield f"{' and '.join(away)} did not come back: {text}"
 
 
+def grows(result: Result) -> Iterator[str]:
+    """With --grow a job goes on with all workers from a checkpoint that it writes when a host is there again."""
+    left_out = [at for at, text in result.said if LEFT_OUT.search(text)]
+    if not result.job.grow or not left_out or result.code is None or len(result.hits) != 1:
+        return
+    hit = result.hits[0]
+    since = max(hit.at_s + hit.lasts_s, left_out[-1]) + ASKED_WITHIN_S
+    due = hit.kind in ("reboot", "cut") and hit.lasts_s and sum(at > since for at in result.training.saved_at) > 1
+    if due and not any(at >= left_out[-1] and BACK.search(text) for at, text in result.said):
+        yield f"{hit.victim} is there again since {hit.at_s + hit.lasts_s:.1f} s, and the job goes on without it"
+
+
 def names_in_time(result: Result) -> Iterator[str]:
     """A process that crashes or raises an error is named within 15 s, one that is stopped after 10 to 12, or half of
     --hang-timeout."""
@@ -179,8 +192,9 @@ def names_in_time(result: Result) -> Iterator[str]:
 
 
 def ends_what_stands_still(result: Result) -> Iterator[str]:
-    """A process that is stopped, or a worker in training or a server that stands still, has failed after --hang-timeout,
-    or 5 times its longest iteration; a worker elsewhere, or in its first iterations, after 10 times --hang-timeout."""
+    """A process that is stopped, or a worker in training or a server that stands still, has failed after
+    --hang-timeout, or 5 times its longest iteration; a worker elsewhere, or in its first iterations, after 10 times
+    --hang-timeout."""
     hit, job, training = result.hits[0] if len(result.hits) == 1 else None, result.job, result.training
     if hit is None or hit.kind not in ("stop", "stand") or hit.lasts_s or result.code is None:
         return
@@ -221,11 +235,10 @@ def gives_its_code(result: Result) -> Iterator[str]:
 
 def tells_of_fewer_batches(result: Result) -> Iterator[str]:
     """When a worker of a synchronous job has fewer batches than the others, the job fails, and says so."""
-    if result.hits and all(hit.kind == "fewer" for hit in result.hits) and result.training.finals:
-        if not any("needs as many batches" in text for text in result.texts()):
-            yield f"{result.hits[0].victim} had fewer batches, and nobody says so"
-        if result.code == 0:
-            yield f"{result.hits[0].victim} had fewer batches, and the exit code is 0"
+    if not result.hits or any(hit.kind != "fewer" for hit in result.hits) or not result.training.finals:
+        return
+    if result.code == 0 or not any("needs as many batches" in text for text in result.texts()):
+        yield f"{result.hits[0].victim} had fewer batches, which nobody says; exit code {result.code}"
 
 
 def moves(result: Result) -> Iterator[str]:
@@ -282,8 +295,8 @@ def leaves_nothing(result: Result) -> Iterator[str]:
     """When the launcher has ended nothing of the job is left: no process, no file."""
     held = {hit.victim.partition(" ")[2] or HERE for hit in result.hits if hit.kind in ("stop", "pause")
             and hit.victim.startswith(("agent", "ssh", "launcher"))}
-    away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "cut", "cut one way", "slow",
-                                                                  "freeze")}
+    away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "slow", "freeze")
+            or (hit.kind in ("cut", "cut one way") and (hit.lasts_s or not result.alone_s))}
     if result.code is None or HERE in away:
         return
     killed = {hit.victim.partition(" ")[2] for hit in result.hits
@@ -378,7 +391,7 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
     ends, says_why, stops, names_the_victim, blames_no_data, blames_no_freeze, ends_what_waits, tries_again,
-    goes_on_without, names_in_time, ends_what_stands_still, gives_its_code, tells_of_fewer_batches, moves,
+    goes_on_without, grows, names_in_time, ends_what_stands_still, gives_its_code, tells_of_fewer_batches, moves,
     names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes,
     restarts, takes_in, raises_nothing]
 

@@ -16,12 +16,12 @@ from scripts.maintain.simulation.loader import Image
 from scripts.maintain.simulation.system import Host, Process, World
 
 HERE, THERE = "10.0.0.9", ("10.0.0.1", "10.0.0.2", "10.0.0.3")
-AFTERWARDS_S = 12.0
-"""How long the processes of a job may outlive their launcher, where nothing holds them up."""
+AFTERWARDS_S, ALONE_S = 12.0, 310.0
+"""How long the processes of a job may outlive their launcher, and how much longer behind a link that is cut."""
 ON_PROCESSES = ("kill", "segv", "abort", "stop", "pause")
-IN_CODE = {"hang": "hangs_s", "refuse": "refuses", "stand": "stands_s", "raise": "raises"}
+IN_CODE = {"hang": "hangs_s", "refuse": "refuses", "stand": "stands_s", "raise": "raises", "fewer": "fewer"}
 """Faults that a process meets in its own code: it hangs while it imports, refuses its options, stands still while its
-pulse goes on, raises an error."""
+pulse goes on, raises an error, has fewer batches."""
 KINDS = (*ON_PROCESSES * 2, "interrupt", "interrupt twice", "terminate", "end agent", "lose host", "reboot", "cut",
          "cut one way", "cut data", "slow",
          "reset", "clock", "block output", "close output", "late agents")
@@ -71,6 +71,7 @@ class Result:
     hits: List[Hit] = dataclasses.field(default_factory=list)
     asks_from: Optional[float] = None  # since when somebody asks to join
     ended_at: float = 0.0
+    alone_s: float = 0.0  # how much longer than otherwise it was looked at afterwards
     said: List[Any] = dataclasses.field(default_factory=list)  # time and text of the launcher's lines
     left: Dict[str, List[str]] = dataclasses.field(default_factory=dict)  # by host, what still runs at the end
 
@@ -174,9 +175,12 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
 
 
 def draw_gone(job: Any, about_s: float, more: random.Random) -> List[Fault]:
-    """A host that does not come back, or a worker that hangs when it begins once more."""
+    """A host that does not come back, or not soon, or a worker that hangs when it begins once more."""
     at_s, victim = 3.0 + (about_s - 3.0) * more.random(), f"worker {more.randrange(job.num_workers)}"
     away = [host.address for host in job.slots if host.address != HERE]
+    if away and job.grow and more.random() < 0.5:
+        lasts_s = job.hang_timeout_s + job.rejoin_timeout_s + 60.0 * more.random()
+        return [Fault(more.choice(("reboot", "cut")), more.choice(away), at_s, 0, lasts_s, "")]
     if away and more.random() < 0.5:
         return [Fault(more.choice(("lose host", "cut")), more.choice(away), at_s, 0, 0.0, "")]
     return [Fault("kill", victim, at_s, 0, 0.0, ""), Fault("hang", victim, 0.0, 0, 0.0, f"start 2 of {victim}")]
@@ -275,13 +279,10 @@ class Injector:
             if kind == "interrupt twice":
                 world.after(0.5, lambda: victim.signal(signal.SIGINT))
             return True
-        if kind == "fewer":
-            self.result.training.fewer[fault.victim] = 2
-            return True
         if kind in IN_CODE and process:
             process.data[IN_CODE[kind]] = fault.lasts_s or 1e9
             return True
-        if self.result.launcher.dead:
+        if self.result.launcher.dead or kind in IN_CODE:
             return False
         if kind == "freeze":
             for host in [one for name, one in world.hosts.items() if fault.victim in ("all", name)]:
@@ -385,6 +386,8 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
     result = Result(seed, job, training, world, process, heals)
     result.faults = [fault for number, fault in enumerate(draw_faults(job, training.about_s, draw, heals, more))
                      if number not in without]
+    if job.grow and [fault.kind for fault in result.faults] in (["reboot"], ["cut"]):
+        training.iterations, training.step_s = 600, 0.6  # long enough that it may be there again
     injector = Injector(result, out, err)
     training.born, training.reach = injector.born, injector.reach
     may_stand = any(fault.kind == "stop" and fault.victim == "launcher" for fault in result.faults)
@@ -393,7 +396,9 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
         world.after(result.asks_from, lambda: _ask_to_join(here, process))
     world.run(limit_s, lambda: process.code is not None or (may_stand and process.stopped and world.now > 300.0))
     result.ended_at = world.now
-    world.run(world.now + AFTERWARDS_S, lambda: False)
+    if any(hit.kind in ("cut", "cut one way") and not hit.lasts_s for hit in result.hits):
+        result.alone_s = ALONE_S
+    world.run(world.now + AFTERWARDS_S + result.alone_s, lambda: False)
     result.said = err.lines
     result.left = {host.name: [f"{process.label} (pid {process.pid})" for process in host.processes.values()
                                if not process.dead] for host in world.hosts.values() if host.up}
