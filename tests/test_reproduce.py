@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import pytest
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
-from scripts.reproduction import claims, cli, declarations, measures, pages, pictures, results, run, words
+from scripts.reproduction import claims, cli, declarations, front, measures, pages, pictures, results, run, words
 from scripts.reproduction.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers
 from scripts.reproduction.results import Result
 from tests.jobs import ROOT
@@ -413,7 +413,9 @@ def test_one_of_many_comparisons_speaks_against_a_claim_only_if_it_is_surer(tiny
     among = dataclasses.replace(item.claims[1], tests=(surely, *item.claims[0].tests * 2))
     runs = {("figure-1", "small"): cells}
     assert claims.ruling(tiny, item, alone, runs).verdict == claims.FAILS
-    assert claims.ruling(tiny, item, among, runs).verdict == claims.OPEN
+    open_one = claims.ruling(tiny, item, among, runs)
+    assert open_one.verdict == claims.OPEN and open_one.lacks == "no run is planned"
+    assert words.interval(open_one.findings[0]) == "+53.33 (-78.95 to +185.62 at 98.3 %)", "not the one that is outside"
 
 
 @pytest.mark.parametrize("by, above, found", [("minus", 2, "8"), ("over", 1, "1.111")])
@@ -441,7 +443,7 @@ def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) 
     assert [one.verdict for one in verdicts.values()] == [claims.HOLDS, claims.HOLDS, claims.OPEN, claims.OPEN]
     assert verdicts[3].findings[0].estimate.seeds == 2 and verdicts[3].scale == "small" and not verdicts[3].planned
     later = dataclasses.replace(item.claims[0], from_seed={"small": 3})
-    assert pages._by(later, verdicts[3]) == "small, before there was a plan of seeds, seeds from 3 on"
+    assert pages._by(later, verdicts[3]) == "small, seeds from 3 on"
 
 
 def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> None:
@@ -449,7 +451,7 @@ def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> Non
     runs = {("figure-1", "small"): {"asgd": seeds}}
     claim = dataclasses.replace(tiny.items["figure-1"].claims[0], scale="paper")
     assert claims.ruling(tiny, tiny.items["figure-1"], claim, runs) == claims.Ruling(
-        claims.OPEN, "not run at scale `paper`, which alone can tell")
+        claims.OPEN, "not run at scale `paper`, which alone can tell", lacks="no run is planned")
 
 
 def test_a_number_that_is_not_finite_settles_nothing(tiny: Paper, trial: Trial) -> None:
@@ -483,11 +485,11 @@ def test_a_claim_is_told_when_its_plan_is_full_and_by_the_seeds_of_the_plan(plan
         return claims.ruling(planned, item, claim, {("figure-1", "medium"): cells, ("figure-1", "small"): before})
     early = ruled(learns, [0.9, 0.9], [])
     assert early.verdict == claims.FAILS
-    assert pages._by(learns, early) == "small, before there was a plan of seeds; 2 of 3 runs so far, medium"
+    assert pages._by(learns, early) == "small; 2 of 3 planned runs so far, medium"
     full = ruled(learns, [0.9, 0.9, 0.9, 0.1, 0.1], [])
-    assert full.verdict == claims.HOLDS and pages._by(learns, full) == "medium"
+    assert full.verdict == claims.HOLDS and pages._by(learns, full) == "medium, as planned"
     assert full.planned and full.findings[0].estimate.seeds == 3
-    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).lacks == "4 of 5 runs so far, medium"
+    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).lacks == "4 of 5 planned runs so far, medium"
     assert ruled(same, [0.9, 0.5, 0.9], [0.9, 0.1]).verdict == claims.OPEN  # though the smaller scale would tell
     later = dataclasses.replace(learns, from_seed={"medium": 1})
     assert ruled(later, [0.1, 0.9, 0.9], []).findings[0].estimate.seeds == 2
@@ -505,7 +507,7 @@ def test_what_was_there_before_the_plan_tells_until_the_plan_is_full(tmp_path: P
         ruled.append(claims.ruling(paper, item, item.claims[0], {("figure-1", "small"): {"asgd": seeds}}))
     assert [one.verdict for one in ruled] == [claims.FAILS, claims.FAILS, claims.OPEN]
     assert [(one.planned, one.findings[0].estimate.seeds) for one in ruled] == [(False, 2), (False, 2), (True, 4)]
-    assert ruled[1].lacks == "3 of 4 runs so far"
+    assert ruled[1].lacks == "3 of 4 planned runs so far"
 
 
 def test_a_cell_may_show_the_runs_of_another(tmp_path: Path) -> None:
@@ -893,6 +895,57 @@ def test_predictions_have_an_error_and_what_was_fitted_says_so(tmp_path: Path) -
     assert "Of the 1 numbers that were fitted the median error is 1 %, at most 1 %; of the 1 predictions 50 %" in page
 
 
+def test_a_text_has_numbers_of_ours_that_are_worked_out(tmp_path: Path, tiny: Paper) -> None:
+    place = "{tiny/figure-1/small: asgd.accuracy%s}"
+    text = " | ".join([*(place % rest for rest in ("", " - ssgd.accuracy", " / ssgd.accuracy of seed 1")), "{a: b}",
+                       "{other/figure-1/small: asgd.accuracy}", "{tiny/figure-1/paper: asgd.accuracy}"])
+    for cell, accuracies in (("asgd", (0.5, 0.8)), ("ssgd", (0.4, 0.4))):
+        for seed, accuracy in enumerate(accuracies):
+            trial = tiny.trial("figure-1", "small", cell, seed)
+            assert trial
+            results.add(made(trial, [accuracy]), tmp_path / trial.file)
+    # differences of 10 and 40 points: 25, and 21.21 by the root of two, times Student's 12.71
+    assert words.filled(text, [tiny], {"tiny": pages.load(tiny, tmp_path)}) == (
+        "65.00 | +25.00 (-165.59 to +215.59) | × 2 | {a: b} | not run | not run")
+
+
+def test_numbers_in_the_texts_of_the_declarations_are_there() -> None:
+    loaded = {paper.name: pages.load(paper, ROOT / "docs" / "results") for paper in papers()}
+    texts = [path.read_text(encoding="utf-8") for path in declarations.FOLDER.glob("*.yaml")]
+    found = [place[0] for text in [*texts, front.LEAD] for place in words.NUMBER.finditer(text)]
+    assert len(found) > 10
+    assert not [place for place in found if words.filled(place, papers(), loaded) in (place, "not run")]
+
+
+def test_a_comparison_stands_at_every_scale_and_a_length_without_a_claim(tmp_path: Path) -> None:
+    paper = declared(tmp_path, TINY.replace("scales: {small:", "scales: {paper: {}, small:").replace(
+        "{kind: bars}", "{kind: lengths, over: {asgd: [ssgd]}}"))
+    for scale, seed in (("paper", 0), ("small", 0), ("small", 1)):
+        for cell in ("asgd", "ssgd"):
+            trial = paper.trial("figure-1", scale, cell, seed)
+            assert trial
+            results.add(made(trial, [0.9]), tmp_path / trial.file)
+    page = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+    assert "| 1 | ASGD | test accuracy, % | above 50 | 99 | 90 (one seed) | 1 | paper, does not decide |" in page
+    assert "| 1 | ASGD | test accuracy, % | above 50 | 99 | 90 (90 to 90) | 2 | small |" in page
+    assert "|  | (SSGD) - (ASGD) | test accuracy, % |  |  | +0.00 (+0.00 to +0.00) | 2 | small, does not" in page
+
+
+def test_curves_of_a_larger_scale_stand_before_those_of_most_cells(tmp_path: Path) -> None:
+    more = "      ssgd: {label: SSGD, options: {kvstore: ssgd}}\n"
+    paper = declared(tmp_path, TINY.replace("scales: {small:", "scales: {paper: {}, medium: {}, small:").replace(
+        more, more + "      third: {label: Third}\n"))
+    for scale, cells in (("paper", ("asgd",)), ("medium", ("asgd", "ssgd")), ("small", ("asgd", "ssgd", "third"))):
+        for cell in cells:
+            trial = paper.trial("figure-1", scale, cell, 0)
+            assert trial
+            results.add(made(trial, [0.5], {"mean": 1, "max": 1, "histogram": {"1": 1}}), tmp_path / trial.file)
+    drawn = pages._drawn(paper, paper.items["figure-1"], pages.load(paper, tmp_path))
+    assert [(one.scale, one.picture.kind) for one in drawn] == [
+        ("medium", "curve"), ("small", "curve"), ("small", "histogram"), ("small", "bars")]
+    assert pages._sizes(paper.items["figure-1"], drawn) == "scale medium; 1 seed; scale small; 1 seed"
+
+
 def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
     texts = []
     for accuracy in (0.5, 0.5001):
@@ -915,7 +968,7 @@ def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
     assert pictures._papers_own(picture, item, "ssgd") == 66
     drawn = []
     for name in ("once.svg", "again.svg"):
-        pictures.draw("Bars", "small", item, [picture], cells, tmp_path / name)
+        pictures.draw("Bars", "small", item, [pictures.Panel(picture, "small", cells)], tmp_path / name)
         drawn.append((tmp_path / name).read_text(encoding="utf-8"))
     assert drawn[0] == drawn[1] and "the paper&#39;s" in drawn[0].replace("the paper's", "the paper&#39;s")
 

@@ -28,13 +28,16 @@ Runs = Mapping[Tuple[str, str], Mapping[str, Seeds]]
 
 
 class Tested(NamedTuple):
-    """What one comparison of a claim comes to: our mean with its interval, and the paper's number, if it gives one."""
+    """What one comparison of a claim comes to: our mean with its interval, the one that decides, and the paper's
+    number, if it gives one. `surely`: the confidence of that interval.
+    """
 
     comparison: Comparison
     name: str
     verdict: str
     estimate: Estimate
     paper: Optional[float]
+    surely: float = CONFIDENCE
 
     @property
     def mean(self) -> float:
@@ -57,7 +60,7 @@ class Ruling(NamedTuple):
         interval, if there is any.
         """
         found = [one for one in self.findings if one.verdict == self.verdict and one.estimate.seeds]
-        return min(found, key=lambda one: (one.estimate.seeds == 1, _inside(one)), default=None)
+        return min(found, key=lambda one: (one.estimate.seeds == 1, inside(one.comparison, one.mean)), default=None)
 
     @property
     def missing(self) -> str:
@@ -65,9 +68,9 @@ class Ruling(NamedTuple):
         return self.lacks or self.why.partition(";")[0] or "not run"
 
 
-def _inside(one: Tested) -> float:
-    """How far the mean is from the nearer bound; below 0 if it is beyond."""
-    away = min(one.mean - one.comparison.above, one.comparison.below - one.mean)
+def inside(one: Comparison, value: float) -> float:
+    """How far a number is from the nearer bound; below 0 if it is beyond."""
+    away = min(value - one.above, one.below - value)
     return -math.inf if math.isnan(away) else away
 
 
@@ -77,15 +80,16 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
     """
     of, cells = paper.runs_of(item), [cell for one in claim.tests for cell, _ in one.sides]
     at = f" at scale `{claim.scale}`, which alone can tell" if claim.scale else ""
-    found, lacks = Ruling(OPEN, claim.why or f"not run{at}"), []
+    found, lacks, plans = Ruling(OPEN, claim.why or f"not run{at}"), [], 0
     for scale in [one for one in of.scales.values() if cells and claim.scale in (None, one.name)]:
         results, first = runs.get((of.name, scale.name), {}), claim.from_seed.get(scale.name, 0)
         planned = {cell: range(first, scale.seeds(cell)) for cell in cells}
         there = [seed in results.get(cell, {}) for cell, seeds in planned.items() for seed in seeds]
         full = all(there) and all(planned.values())
+        plans += all(planned.values())
         if all(planned.values()) and not full:
             where = f", {scale.name}" if len(of.scales) > 1 else ""
-            lacks.append(f"{sum(there)} of {len(there)} runs so far{where}")
+            lacks.append(f"{sum(there)} of {len(there)} planned runs so far{where}")
         end = scale.seeds if full else scale.had
         telling = {name: {seed: result for seed, result in seeds.items() if first <= seed < end(name)}
                    for name, seeds in results.items()}
@@ -93,19 +97,21 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
             found = _all(scale, of, claim, telling, full)
             if full or found.verdict != OPEN:
                 break
+    if cells and not plans and found.verdict == OPEN:
+        lacks = ["no run is planned"]
     return found._replace(lacks="; ".join(lacks))
 
 
 def _all(scale: Scale, item: Item, claim: Claim, telling: Mapping[str, Seeds], planned: bool) -> Ruling:
     """Of all comparisons together."""
-    findings = tuple(_one(item, one, telling, len(claim.tests)) for one in claim.tests)
+    findings = tuple(compared(item, one, telling, len(claim.tests)) for one in claim.tests)
     verdicts = [one.verdict for one in findings]
     verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
     return Ruling(verdict, "", scale.name, planned, findings)
 
 
-def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparisons: int) -> Tested:
-    """Of one of a claim's comparisons."""
+def compared(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparisons: int = 1) -> Tested:
+    """What one of so many comparisons of a claim comes to."""
     ratio = bool(one.over)
     name = _words([f"({item.cells[cell].label})" for cell, _ in one.sides], ratio)
     given = [item.cells[cell].paper[measure] for cell, measure in one.sides if measure in item.cells[cell].paper]
@@ -115,9 +121,12 @@ def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparisons: i
         return Tested(one, name, OPEN, Estimate(math.nan, -math.inf, math.inf, 0), paper)
     values = [_number([MEASURES[measure].of(cells[cell][seed]) for cell, measure in one.sides], ratio)
               for seed in seeds]
-    found, wide = estimate(values), estimate(values, 1 - (1 - CONFIDENCE) / comparisons)
+    surely = 1 - (1 - CONFIDENCE) / comparisons
+    found, wide = estimate(values), estimate(values, surely)
     verdict = (HOLDS if one.above < found.low and found.high < one.below
                else FAILS if wide.high <= one.above or one.below <= wide.low else OPEN)
+    if verdict == OPEN and (found.high <= one.above or one.below <= found.low):
+        return Tested(one, name, verdict, wide, paper, surely)
     return Tested(one, name, verdict, found, paper)
 
 

@@ -27,6 +27,9 @@
           close: {says: …, where: section 4.3, tests: [{of: odsgd-4.accuracy, minus: ssgd-4.accuracy, above: -0.5}]}
                                                 `than: {of: …, minus: …}` beside `minus`: the difference less another;
                                                 `paper: 1.3`: the paper's number of it
+    known: {times: […]}                         what a reader asks first and no claim says: learning, times or open
+
+A text may have numbers of ours in it, which are worked out: `{od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy}`.
       figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
 
 A claim is told by the largest scale whose plan is full for all of its cells, by the seeds of that plan; without such a
@@ -185,7 +188,8 @@ class Picture:
     as it is or divided by that of the cell `over` it; lengths: `y` less that of the cell `over` it, by iterations, a
     line for all cells whose labels are the same up to the last comma. `label` of that axis, if it is not the measure's;
     `names`, if they are not the cells' labels; `papers`: the paper's bars, if they are not of its cells; `title` of its
-    panel, if it is not what the labels have in common; `ordered`: its cells are, so their colours are, too.
+    panel, if it is not what the labels have in common; `ordered`: so many of its lines are, the first, so their colours
+    are, too.
     """
 
     kind: str
@@ -195,9 +199,9 @@ class Picture:
     over: Mapping[str, str] = _empty()  # by cell; in the file by the cell that is `over` others
     label: str = ""
     names: Mapping[str, str] = _empty()
-    papers: Mapping[str, float] = _empty()
+    papers: Mapping[str, Any] = _empty()
     title: str = ""
-    ordered: bool = False
+    ordered: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +225,8 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One table or figure of a paper. `examples` that a run of the paper was trained on, if no scale `paper` says so.
+    """One table or figure of a paper. `examples` that a run of the paper was trained on, if no scale `paper` says so;
+    `guessed`: the length of that training, where the paper gives none.
     `fitted`: cells whose numbers here were fitted to the paper's; those of the others are predictions, with errors.
     """
 
@@ -241,6 +246,7 @@ class Item:
     pictures: Tuple[Picture, ...] = ()
     claims: Tuple[Claim, ...] = ()
     examples: Optional[float] = None
+    guessed: str = ""
     fitted: str = ""
 
     @property
@@ -275,6 +281,7 @@ class Paper:
     title: str
     cite: str
     items: Mapping[str, Item]
+    known: Mapping[str, Sequence[str]] = _empty()
 
     def trial(self, item: str, scale: str, cell: str, seed: int) -> Optional[Trial]:
         """By names; None if there is no such cell."""

@@ -113,7 +113,7 @@ def _exposed_ms(result: Result) -> float:
 
 MEASURES: Dict[str, Measure] = {
     "accuracy": Measure("test accuracy, %", ".2f", _last("test_accuracy")),
-    "accuracy5": Measure("test accuracy, mean of the last five of 160 epochs, %", ".2f", _smoothed),
+    "accuracy5": Measure("test accuracy at the end, %", ".2f", _smoothed),
     "learned": Measure("test accuracy of what did not diverge, %", ".2f",
                        lambda result: math.nan if diverged(result) else _last("test_accuracy")(result)),
     "vibration": Measure("deviation of the steps of the test accuracy from epoch to epoch, second half, points",

@@ -14,13 +14,14 @@ import fnmatch
 import math
 import statistics
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from odsgd.tools import piped
 from scripts.reproduction import front, pictures, results, words
-from scripts.reproduction.claims import Ruling, Runs, Seeds, expected, ruling
-from scripts.reproduction.declarations import BEYOND, SCALES, Claim, Grid, Item, Paper, Picture, Scale
+from scripts.reproduction.claims import OPEN, Ruling, Runs, Seeds, Tested, compared, expected, ruling
+from scripts.reproduction.declarations import BEYOND, SCALES, Claim, Comparison, Grid, Item, Paper, Scale
 from scripts.reproduction.measures import MEASURES, diverged, spread
+from scripts.reproduction.pictures import Panel
 from scripts.reproduction.results import Result
 
 SOON = ("seconds90", "seconds93")
@@ -28,15 +29,6 @@ SOON = ("seconds90", "seconds93")
 
 HOW_TO_READ = ("Written by `scripts/reproduce --report`; do not edit. "
                "[How to read it](README.md#how-to-read-these-pages).")
-
-
-class Drawn(NamedTuple):
-    """A figure to draw: the scale that it shows, what has run of it, its panels, its file."""
-
-    scale: Scale
-    cells: Mapping[str, Seeds]
-    panels: Sequence[Picture]
-    file: str
 
 
 def load(paper: Paper, folder: Path) -> Runs:
@@ -66,11 +58,9 @@ def write(papers: Sequence[Paper], folder: Path) -> List[Path]:
     for paper in papers:
         runs = load(paper, folder)
         for item in paper.items.values():
-            drawn = _drawn(paper, item, runs)
+            of, drawn, path = paper.runs_of(item), _drawn(paper, item, runs), folder / _file(item)
             if drawn:
-                of, path = paper.runs_of(item), folder / drawn.file
-                pictures.draw(f"{paper.title}, {item.title}: {item.caption}", _size(of, drawn), of, drawn.panels,
-                              drawn.cells, path)
+                pictures.draw(f"{paper.title}, {item.title}: {item.caption}", _sizes(of, drawn), of, drawn, path)
                 made.add(path)
         rows = front.forest(paper, runs)
         if rows:
@@ -87,8 +77,9 @@ def write(papers: Sequence[Paper], folder: Path) -> List[Path]:
 
 def pages(papers: Sequence[Paper], folder: Path) -> Dict[Path, str]:
     loaded = {paper.name: load(paper, folder) for paper in papers}
-    texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
-    return {folder / "README.md": front.page(papers, loaded), **texts}
+    texts = {paper.name: _page(paper, loaded[paper.name]) for paper in papers}
+    return {folder / f"{name}.md": words.filled(text, papers, loaded)
+            for name, text in {"README": front.page(papers, loaded), **texts}.items()}
 
 
 # --- one paper --------------------------------------------------------------------------------------------------------
@@ -148,33 +139,46 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
             parts += _how_far(item, cells) if item.fitted else []
         if not item.scales:
             parts.append(piped(_table(item, {})))
-    drawn = _drawn(paper, item, runs)
-    if drawn:
-        parts.append(f"![{item.title}: {item.caption}]({drawn.file})")
+    if _drawn(paper, item, runs):
+        parts.append(f"![{item.title}: {item.caption}]({_file(item)})")
     return parts + (_claims(paper, item, runs) if item.claims else [])
 
 
 def _claims(paper: Paper, item: Item, runs: Runs) -> List[str]:
     """Each with its verdict; below, folded, the comparisons with their intervals."""
-    rulings = [(claim, ruling(paper, item, claim, runs)) for claim in item.claims]
+    rulings, of = [(claim, ruling(paper, item, claim, runs)) for claim in item.claims], paper.runs_of(item)
     parts = [piped([["claim", "where", "verdict", "by"], *(
         [claim.says, claim.where, f"**{words.verdict(claim, found)}**", _by(claim, found)]
         for claim, found in rulings)], right="")]
-    lines = [[str(number), one.name, MEASURES[one.comparison.sides[0][1]].label, expected(one.comparison),
-              words.number(one, one.paper), words.interval(one), str(one.estimate.seeds)]
-             for number, (_, found) in enumerate(rulings, start=1) for one in found.findings if one.estimate.seeds]
-    if lines:
-        table = piped([["claim", "comparison", "of", "expected", "the paper", "ours (95 %)", "seeds"], *lines],
+    found = [(str(number), scale, one) for number, (claim, found) in enumerate(rulings, start=1)
+             for scale, one in _at_every_scale(of, claim.tests, found, runs)]
+    there = {one.name for _, _, one in found}
+    lengths = [Comparison(f"{cell}.{picture.y}", f"{base}.{picture.y}") for picture in item.pictures
+               if picture.kind == "lengths" for cell, base in picture.over.items()]
+    found += [("", scale, one) for scale, one in _at_every_scale(of, lengths, Ruling(OPEN), runs)
+              if one.name not in there]
+    if found:
+        lines = [[number, one.name, MEASURES[one.comparison.sides[0][1]].label, expected(one.comparison),
+                  words.number(one, one.paper), words.interval(one), str(one.estimate.seeds), scale]
+                 for number, scale, one in found]
+        table = piped([["claim", "comparison", "of", "expected", "the paper", "ours (95 %)", "seeds", "scale"], *lines],
                       right="")
         parts.append(f'<details markdown="1"><summary>Intervals</summary>\n\n{table}\n\n</details>')
     return parts
+
+
+def _at_every_scale(of: Item, tests: Sequence[Comparison], ruled: Ruling, runs: Runs) -> List[Tuple[str, Tested]]:
+    """Comparisons at the scale that decides, and at others where they have run."""
+    every = [(scale, one) for scale in of.scales for one in (ruled.findings if scale == ruled.scale else [
+        compared(of, one, runs.get((of.name, scale), {}), len(tests)) for one in tests])]
+    return [(scale + ", does not decide" * (scale != ruled.scale), one) for scale, one in every if one.estimate.seeds]
 
 
 def _by(claim: Claim, found: Ruling) -> str:
     """At which scale and by which seeds, and what of the plan is still to run; or why there is nothing."""
     first = claim.from_seed.get(found.scale or "")
     return "; ".join(filter(None, [
-        found.why, found.scale and found.scale + ("" if found.planned else ", before there was a plan of seeds")
+        found.why, found.scale and found.scale + ", as planned" * found.planned
         + (f", seeds from {first} on" if first else ""), found.lacks]))
 
 
@@ -262,31 +266,39 @@ def _ours(name: str, seeds: Seeds) -> str:
             + (" (diverged)" if lost else ""))
 
 
-def _drawn(paper: Paper, item: Item, runs: Runs) -> Optional[Drawn]:
-    """The figure of an item: at the largest scale at which most of its cells have run."""
+def _file(item: Item) -> str:
+    return f"pictures/{item.paper}-{item.name}.svg"
+
+
+def _drawn(paper: Paper, item: Item, runs: Runs) -> List[Panel]:
+    """The figure of an item: at the largest scale at which most of its cells have run, and before that the curves of
+    the largest at which two have.
+    """
     of = paper.runs_of(item)
     asked = {name for picture in item.pictures for name in picture.cells or of.cells}
     there = {name: asked & {*runs.get((of.name, name), {})} for name in of.scales}
     best = max(there, key=lambda name: len(there[name]), default=None) if asked else None
     if best is None or not there[best]:
-        return None
-    cells = runs[of.name, best]
-    panels = [picture for picture in item.pictures if any(name in cells for name in picture.cells or of.cells)]
-    return Drawn(of.scales[best], cells, panels, f"pictures/{paper.name}-{item.name}.svg")
+        return []
+    names = [*of.scales]
+    longer = [name for name in names[:names.index(best)] if len(there[name]) > 1][:1]
+    return [Panel(picture, name, runs[of.name, name]) for name in [*longer, best] for picture in item.pictures
+            if name == best or picture.kind == "curve"
+            if len({*(picture.cells or of.cells)} & there[name]) > (name != best)]
 
 
-def _size(item: Item, drawn: Drawn) -> str:
-    """How large the runs of a figure are, and how many seeds they have."""
-    names = {name for picture in drawn.panels for name in picture.cells or item.cells} & {*drawn.cells}
-    seeds = sorted({len(drawn.cells[name]) for name in names})
-    shares = [item.share(result) for name in names for result in drawn.cells[name].values()]
-    known = sorted(one for one in shares if not math.isnan(one))
-    size = ", times only" if item.options.get("dataset") == "synthetic" else ""
-    if known:
-        ends = [known[-1]] if known[-1] < 1.5 * known[0] else [known[0], known[-1]]
-        size = f", {' to '.join(map(words.percent, ends))} of the paper's training"
-    counts = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
-    return f"scale {drawn.scale.name}{size}; {counts} seed{'s' * (seeds[-1] > 1)}"
+def _sizes(item: Item, drawn: Sequence[Panel]) -> str:
+    """How large the runs of a figure are, and how many seeds they have, by scale."""
+    said = []
+    for scale in dict.fromkeys(one.scale for one in drawn):
+        cells = [one.cells[name] for one in drawn if one.scale == scale for name in one.picture.cells or item.cells
+                 if name in one.cells]
+        size = (words.share(item, [result for seeds in cells for result in seeds.values()], " of the paper's training")
+                or "times only" * (item.options.get("dataset") == "synthetic"))
+        counts = [min(map(len, cells)), max(map(len, cells))]
+        said.append(f"scale {scale}{', ' * bool(size)}{size}; {' to '.join(map(str, dict.fromkeys(counts)))} "
+                    f"seed{'s' * (counts[-1] > 1)}")
+    return "; ".join(said)
 
 
 def _made_with(runs: Runs) -> List[str]:

@@ -11,7 +11,7 @@ import math
 import statistics
 import textwrap
 from pathlib import Path
-from typing import Any, Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Counter, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from odsgd.tools import pyplot
 from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Seeds, Tested
@@ -44,22 +44,31 @@ MARKS = {HOLDS: ("#1b7837", "o"), FAILS: ("#b2182b", "X"), OPEN: ("#777777", "s"
 """Colour and form of a claim's mean, by its verdict."""
 
 
-def draw(title: str, below: str, item: Item, panels: Sequence[Picture], cells: Mapping[str, Seeds],
-         path: Path) -> None:
+class Panel(NamedTuple):
+    """A picture of the cells that have run at a scale."""
+
+    picture: Picture
+    scale: str
+    cells: Mapping[str, Seeds]
+
+
+def draw(title: str, below: str, item: Item, drawn: Sequence[Panel], path: Path) -> None:
     """One figure of the cells that have run; `below` its title stands how large the runs are."""
-    shown = [[name for name in (picture.cells or item.cells) if name in cells] for picture in panels]
+    panels = [one.picture for one in drawn]
+    shown = [[name for name in (one.picture.cells or item.cells) if name in one.cells] for one in drawn]
     across = min(len(panels), 2 if len(panels) % 2 == 0 else ACROSS)
     down = -(-len(panels) // across)
     bars = max(len(names) for picture, names in zip(panels, shown)) if panels[0].kind == "bars" else 0
     labels = [_labels(item, picture, names) for picture, names in zip(panels, shown)]
     colours = _colours(panels, labels)
     below += _explained(panels, item)
+    several = len({one.scale for one in drawn}) > 1
     with _figure(title, below, 3.1 * max(across, 2), down * max(2.6, 0.3 * bars) + 0.2 * len(colours) / across,
                  path) as figure:
-        for number, (picture, names) in enumerate(zip(panels, shown), start=1):
+        for number, ((picture, scale, cells), names) in enumerate(zip(drawn, shown), start=1):
             axes = figure.add_subplot(down, across, number)
             common, own = labels[number - 1]
-            axes.set_title(picture.title or common, loc="left")
+            axes.set_title(", ".join(filter(None, [picture.title or common, f"scale {scale}" * several])), loc="left")
             {"curve": _curves, "histogram": _histograms, "bars": _bars,
              "lengths": _lengths}[picture.kind](axes, item, picture, dict(zip(names, own)), cells, colours)
         handles: Dict[str, Any] = {}
@@ -98,12 +107,16 @@ def _labels(item: Item, picture: Picture, names: Sequence[str]) -> Tuple[str, Li
 
 
 def _colours(panels: Sequence[Picture], labels: Sequence[Tuple[str, List[str]]]) -> Dict[str, Tuple[Any, str]]:
-    """Colour and line of each label, the same in all panels; a scale of colours where the labels have an order."""
+    """Colour and line of each label, the same in all panels; a scale of colours where the labels have an order, and
+    black and grey for those behind them.
+    """
     names = [*dict.fromkeys(label for _, own in labels for label in own)]
-    if not any(picture.ordered for picture in panels):
+    ordered = max(picture.ordered for picture in panels)
+    if not ordered:
         return {name: (f"C{place % COLOURS}", "-" if place < COLOURS else "--") for place, name in enumerate(names)}
     scale = pyplot("a picture").get_cmap("viridis")
-    return {name: (scale(0.9 * place / max(1, len(names) - 1)), "-") for place, name in enumerate(names)}
+    return {name: (scale(0.9 * place / (ordered - 1)) if place < ordered else ("black", "grey")[place > ordered], "-")
+            for place, name in enumerate(names)}
 
 
 def _explained(panels: Sequence[Picture], item: Item) -> str:
@@ -166,12 +179,14 @@ def _look(axes: Any, late: Sequence[float], every: Sequence[float]) -> None:
 
 
 def _dashed(axes: Any, values: Mapping[str, float], colours: Mapping[str, Any]) -> None:
-    """The paper's values; a word on them where they are far from the curves."""
+    """The paper's values; a word on them where they are far from the curves, or lie on each other."""
     if not values:
         return
     low, high = axes.get_ylim()
     room = 0.6 * (high - low)
     near = {name: value for name, value in values.items() if low - room < value < high + room}
+    if len(near) > 1 and max(near.values()) - min(near.values()) < room / 30:
+        near = {}
     for name, value in near.items():
         axes.plot([0.75, 1], [value, value], linestyle="--", linewidth=1, color=colours[name],
                   transform=axes.get_yaxis_transform())
@@ -180,8 +195,8 @@ def _dashed(axes: Any, values: Mapping[str, float], colours: Mapping[str, Any]) 
     far = [value for name, value in values.items() if name not in near]
     if far:
         text = " to ".join(dict.fromkeys(f"{value:.1f}" for value in (min(far), max(far))))
-        up = min(far) > high
-        axes.set_title(f"the paper ends at {text} {'↑' if up else '↓'}", loc="right", fontsize=7, color="grey")
+        where = " ↑" * (min(far) > high) + " ↓" * (max(far) < low)
+        axes.set_title(f"the paper ends at {text}{where}", loc="right", fontsize=7, color="grey")
 
 
 def _by_epoch(results: Sequence[Result], column: str) -> List[List[float]]:
@@ -254,8 +269,10 @@ def _bars(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cel
     axes.barh([place - 0.2 * bool(papers) for place in range(len(names))], [mean for mean, _ in ours], height,
               label="ours", xerr=[0 if deviation != deviation else deviation for _, deviation in ours], color="C0")
     if papers:
-        axes.barh([place + 0.2 for place, _ in papers], [value for _, value in papers], height, label="the paper's",
-                  color="none", edgecolor="black", linestyle="--", linewidth=0.8)
+        ends = [value if isinstance(value, (tuple, list)) else (0, value) for _, value in papers]
+        axes.barh([place + 0.2 for place, _ in papers], [high - low for low, high in ends], height,
+                  left=[low for low, _ in ends], label="the paper's", color="none", edgecolor="black", linestyle="--",
+                  linewidth=0.8)
     axes.set_yticks(range(len(names)))
     axes.set_yticklabels([*names.values()])
     axes.invert_yaxis()
@@ -274,8 +291,8 @@ def _base(picture: Picture, name: str, cells: Mapping[str, Seeds], seed: int) ->
     return statistics.fmean(measure.of(seeds[one]) for one in ([seed] if seed in seeds else seeds))
 
 
-def _papers_own(picture: Picture, item: Item, name: str) -> Optional[float]:
-    """The paper's number of a bar, if it gives what it takes."""
+def _papers_own(picture: Picture, item: Item, name: str) -> Any:
+    """The paper's number of a bar, or two between which it is; None if it does not give what it takes."""
     if name in picture.papers:
         return picture.papers[name]
     of, by = (item.cells[one].paper.get(picture.y) if one else 1.0 for one in (name, picture.over.get(name)))
@@ -291,7 +308,7 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
     kinds = {ratio: [(label, one) for label, one in rows if bool(one.comparison.over) is ratio]
              for ratio in (False, True)}
     kinds = {ratio: found for ratio, found in kinds.items() if found}
-    below = ("means with 95 % intervals of the comparison that decides a claim; grey: what the claim allows; "
+    below = ("means with 95 % intervals, or the wider ones that decide; grey: what the claim allows; "
              "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "
              "not; grey mark: cannot be told. An arrow: the interval goes on; hollow: one seed, so no interval. Claims "
              "without runs are left out")

@@ -2,10 +2,16 @@
 from __future__ import annotations
 
 import math
-from typing import Iterator, Optional
+import re
+from typing import Iterator, Mapping, Match, Optional, Sequence
 
-from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested
-from scripts.reproduction.declarations import SCALES, STATES, Claim, Item, Paper
+from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested, compared
+from scripts.reproduction.declarations import SCALES, STATES, Claim, Comparison, Item, Paper
+from scripts.reproduction.measures import CONFIDENCE, MEASURES
+from scripts.reproduction.results import Result
+
+NUMBER = re.compile(r"\{([\w-]+)/([\w-]+)/(\w+): ([\w-]+\.\w+)(?: ([-/]) ([\w-]+\.\w+))?(?: of seed (\d+))?\}")
+"""A number of ours in a text: cells of PAPER/ITEM/SCALE, one, or two with `-` or `/`, and maybe `of seed 3`."""
 
 SIGNS = {HOLDS: "✓", FAILS: "✗", OPEN: "?"}
 
@@ -26,6 +32,31 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.1f} %"
 
 
+def filled(text: str, papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
+    """A text with our numbers in it: a mean alone, a comparison with its interval or of one seed."""
+    items = {item.full_name: item for paper in papers for item in paper.items.values()}
+
+    def ours(place: Match[str]) -> str:
+        paper, name, scale, of, sign, other, seed = place.groups()
+        cells = {cell: {one: result for one, result in seeds.items() if seed in (None, str(one))}
+                 for cell, seeds in loaded.get(paper, {}).get((name, scale), {}).items()}
+        if not cells:
+            return "not run"
+        asked = Comparison(of, minus=other if sign == "-" else "", over=other if sign == "/" else "")
+        found = compared(items[f"{paper}/{name}"], asked, cells)
+        alone = number(found, found.mean) if sign else MEASURES[of.rpartition(".")[2]].text(found.mean)
+        return interval(found) if sign and seed is None else alone
+
+    return NUMBER.sub(ours, text)
+
+
+def share(item: Item, results: Sequence[Result], of: str = "") -> str:
+    """How much of the paper's training these runs are, from end to end where they differ; empty if it is not known."""
+    found = sorted(one for one in map(item.share, results) if not math.isnan(one))
+    shown = found[-1:] if not found or found[-1] < 1.5 * found[0] else [found[0], found[-1]]
+    return " to ".join(map(percent, shown)) + (f" of a guessed {item.guessed}" if item.guessed else of) * bool(found)
+
+
 def number(finding: Tested, value: Optional[float]) -> str:
     """A difference in points, a quotient, or a number alone."""
     if value is None or math.isnan(value):
@@ -43,7 +74,8 @@ def interval(finding: Tested) -> str:
     if found.seeds == 1:
         return f"{number(finding, found.mean)} (one seed)"
     low, high = (number(finding, value).replace("× ", "") for value in (found.low, found.high))
-    return f"{number(finding, found.mean)} ({low} to {high})"
+    surely = f" at {100 * finding.surely:.1f} %" * (finding.surely > CONFIDENCE)
+    return f"{number(finding, found.mean)} ({low} to {high}{surely})"
 
 
 def drawings(paper: Paper, head: str = "") -> Iterator[str]:
