@@ -35,6 +35,11 @@ NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
 ENDED_SLACK_S, MOVES_SLACK_S, ASKED_WITHIN_S = 10.0, 105.0, 60.0
 
 
+def may_be_unread(result: Result) -> bool:
+    """Whether what the launcher said may not have come out."""
+    return any(hit.kind in ("block output", "close output") or hit.victim == "launcher" for hit in result.hits)
+
+
 def ends(result: Result) -> Iterator[str]:
     """A job ends: each wait of the launcher has a bound, however its processes, hosts and links fail."""
     if result.code is None and not any(hit.kind == "stop" and hit.victim == "launcher" for hit in result.hits):
@@ -44,7 +49,7 @@ def ends(result: Result) -> Iterator[str]:
 def says_why(result: Result) -> Iterator[str]:
     """The exit code is 0 only if all workers have, but those that were said to be lost; else the last lines say why."""
     training, hits = result.training, result.hits
-    unread = any(hit.kind in ("block output", "close output") or hit.victim == "launcher" for hit in hits)
+    unread = may_be_unread(result)
     if not hits and result.code != 0:
         yield f"nothing was hit, and the exit code is {result.code}"
     if result.code == 0:
@@ -353,7 +358,7 @@ def restarts(result: Result) -> Iterator[str]:
     if count > result.job.max_restarts:
         yield f"{count} restarts, --max-restarts {result.job.max_restarts}"
     again, begun = sum(bool(AGAIN.match(text)) for text in result.texts()), max(result.training.begun, default=0)
-    if again < begun and not any(hit.kind in ("block output", "close output") for hit in result.hits):
+    if again < begun and not may_be_unread(result):
         yield f"attempt {begun} began, and only {again} were said"
     if again and result.hits and all(hit.kind == "refuse" for hit in result.hits):
         yield "the options were refused, and the job began again"
