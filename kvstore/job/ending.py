@@ -76,7 +76,8 @@ def die_of_errors() -> None:
             die("interrupted", EXIT_INTERRUPTED)
         if ours:
             die(_with_place(str(error), trace), EXIT_FAILURE)
-        die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
+        die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE,
+            consequence="Connection closed by peer" in str(error))  # gloo's, of a call of the script's own
 
     hook.dies = True  # type: ignore[attr-defined]
     sys.excepthook = hook

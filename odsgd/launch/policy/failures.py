@@ -116,11 +116,6 @@ class Failure:
         return self.member is None or (self.member.code is not None and self.member.code < 0 and not self.unreported)
 
     @property
-    def reported(self) -> bool:
-        """Whether it has reported an error of its own."""
-        return self.member is not None and self.member.error is not None and not self.is_secondary
-
-    @property
     def crashed(self) -> bool:
         """Whether it crashed without a report: by a fault of its own, or in MPI that has lost a process."""
         return self._unreported_code in (-signal.SIGSEGV, -signal.SIGBUS)

@@ -10,12 +10,12 @@ The rules, in the order in which `tick` applies them:
    failures, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the first failure; a report
    counts when it is made. Two failures are secondary: an expired deadline (exit code 75), and a report that blames
    another process, because a process that misses another one did not kill it. They are the cause only without others.
-   When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So among failures without a
-   report we blame a SIGKILL or a lost host first, then a crash, then the rest; after a deadline on a ring the deadline
-   before them all. A process that we end because it hangs is blamed for that, however it ends. On a ring an error
-   that a process has reported comes before ends without a report. Of two of these nobody can tell which was first,
-   and the message says so. After each failure we ping all agents. If one does not answer, the first failure may be
-   behind it; the message says that, too.
+   When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So a crash, an abort or an
+   exit without a report is blamed after a SIGKILL, a lost host and, on a ring, an error that a process has reported: of
+   these the first that we hear of. Of ends without a report a crash comes before the rest; after a deadline on a ring
+   the deadline comes before all of them. A process that we end because it hangs is blamed for that, however it ends. On
+   a ring nobody can tell which of several ends without a report was first, and the message says so. After each failure
+   we ping all agents. If one does not answer, the first failure may be behind it; the message says that, too.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -328,14 +328,14 @@ class Judge:
         return self._verdict_on(cause, remarks)
 
     def _cause(self) -> Failure:
-        any_killed = any(failure.killed or (failure.reported and not self.non_workers) for failure in self.failures)
+        any_clearer = not self.non_workers or any(failure.killed for failure in self.failures)
         ring_timed_out = not self.non_workers and any(worker.code == EXIT_DEADLINE for worker in self.workers)
         any_crashed = not ring_timed_out and any(failure.crashed for failure in self.failures)
 
         def doubt(failure: Failure) -> Tuple[int, bool, bool]:
             unreported = failure.unreported
-            return (1 if failure.is_secondary else 2 if ring_timed_out and unreported else 0, any_killed and unreported,
-                    any_crashed and unreported and not failure.crashed)
+            return (1 if failure.is_secondary else 2 if ring_timed_out and unreported else 0,
+                    any_clearer and unreported, any_crashed and unreported and not failure.crashed)
 
         return min(self.failures, key=doubt)  # stable
 

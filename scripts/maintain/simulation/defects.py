@@ -11,7 +11,7 @@ LIVENESS, CHILD = "odsgd.launch.policy.liveness", "odsgd.launch.agent.child"
 
 DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "a worker that MPI ended since another was killed was blamed in its place": [
-        (JUDGE, "any_killed and unreported,", "False,")],
+        (JUDGE, "any_clearer and unreported,", "False,")],
     "a worker that MPI ended after another was blamed, and the message was sure of it": [
         (JUDGE, "cause.unreported and sum(one.unreported for one in self.failures) > 1", "False")],
     "a worker that MPI crashed after an agent had was blamed in place of the lost host": [
@@ -21,7 +21,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         ("odsgd.launch.policy.failures", "self.member is None or self.member.hung or self.member.error is not None",
          "self.member is None or self.member.error is not None")],
     "a worker of a ring raised an error, and one that MPI crashed then was blamed": [
-        (JUDGE, "failure.killed or (failure.reported and not self.non_workers)", "failure.killed")],
+        (JUDGE, "not self.non_workers or any(failure.killed", "any(failure.killed")],
     "a worker of a ring was ended by SIGTERM or SIGXCPU, and one that MPI crashed then was blamed": [
         ("odsgd.launch.policy.failures", "self.member.code < 0 and not self.unreported", "self.member.code == -9")],
     "who kept a job from starting was asked when all had been ended, and another was left out": [

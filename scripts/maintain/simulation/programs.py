@@ -340,6 +340,7 @@ class Node:
         self.parts: Dict[int, List[int]] = collections.defaultdict(list)  # of a ring, by step
         self.rounds: Dict[int, Dict[int, int]] = collections.defaultdict(dict)  # of a server, by step and rank
         self.total = 0  # of a server, or on a ring
+        self.begun: List[int] = []  # where servers have begun
 
     def begin(self) -> None:
         """Look for the others; with a socket in the file system where the job is local."""
@@ -445,14 +446,13 @@ class Node:
             return self.train(int(self.process.env["ODSGD_JOINED_AT"]), 0)
         with self.waiting.within(self.training.timeout_s, "the others have not come"):
             self.send("scheduler", "here", self.process.name)
-            begun: List[Any] = []  # a server may be nearer than the scheduler
-            while not self.receive_as("all", begun):
-                continue
+            self.await_(lambda message: message[0] == "all")  # a server may be nearer: "begun" is kept
             start, total = self.training.newest()
             for name in self.servers if self.rank == 0 or self.on_sockets else ():
                 self.send(name, *("here", self.process.name) if self.rank else ("begin", "worker 0", total, start))
-            begun += [self.await_(lambda message: message[0] == "begun") for _ in self.servers[len(begun):]]
-        return self.train(begun[0][1], total)
+            while len(self.begun) < self.num_servers:
+                self.receive_meeting()
+        return self.train(self.begun[0], total)
 
     def train(self, start: int, total: int) -> int:
         self.report.report("joined")
@@ -523,12 +523,6 @@ class Node:
             self.training.saved.append((self.process.data["attempt"], self.process.name, step))
         self.report.report("saved", iteration=step)
 
-    def receive_as(self, what: str, begun: List[Any]) -> bool:
-        """Whether the next message is that; a server's beginning is kept."""
-        message = self.receive_meeting() or ("",)
-        begun += [message] * (message[0] == "begun")
-        return bool(message[0] == what)
-
     def await_(self, fits: Any) -> Tuple[Any, ...]:
         while True:
             message = self.receive_meeting()
@@ -542,6 +536,8 @@ class Node:
             self.ending.die("a server does not answer any more; see what it ended with", EXIT_FAILURE, consequence=True)
         if message and message[0] == "evaluated":
             self.met[message[1]].add(message[2])
+        elif message and message[0] == "begun":
+            self.begun.append(message[1])
         elif message and message[0] == "part":
             self.parts[message[1]].append(message[2])
         return message

@@ -6,10 +6,10 @@ import itertools
 import math
 import re
 import signal
-from typing import Callable, Iterator, List
+from typing import Callable, Iterator, List, Pattern, Set
 
 from scripts.maintain.simulation.programs import MPI_GAVE_UP, UNIT
-from scripts.maintain.simulation.scenario import HERE, Result
+from scripts.maintain.simulation.scenario import HERE, Hit, Result
 
 KILLS = ("kill", "term", "xcpu", "segv", "abort", "raise")
 STILL = ("stop", "pause", "stand", "hang")
@@ -24,7 +24,7 @@ LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
 LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
 ENDS_ALL = re.compile(r"odsgd launch: (lost host \S+ \(|the job has not come up within|for \d+ s every process has)")
-TELLS_LOSS = re.compile(r"was lost|lost host|given up|to join after")
+TELLS_LOSS = re.compile(r"was lost|lost host|given up")
 BACK = re.compile(r"back: .*; the job ends after checkpoint")
 WITHOUT = re.compile(r"the job has finished without workers \[(.*)\]")
 AGAIN = re.compile(r"odsgd launch: (restart \d+ of|.*; trying again for|trying again for|going on (with|from))")
@@ -32,12 +32,19 @@ LEFT_OUT = re.compile(r"going on with .* (without .*); batches are dealt anew")
 ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|was lost) "
                    r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
 NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
-ENDED_SLACK_S, MOVES_SLACK_S, ASKED_WITHIN_S = 10.0, 105.0, 60.0
+ENDED_SLACK_S, ASKED_WITHIN_S = 10.0, 60.0
+MOVES_SLACK_S = 105.0
+"""45 s for ssh to miss a host, and a minute for ends, starts and looks at the clock."""
+
+
+def cuts_launcher_short(hit: Hit) -> bool:
+    """Whether it leaves the launcher no time for last words, or to remove its file."""
+    return hit.victim == "launcher" and hit.kind in (*KILLS, "stop", "interrupt twice")
 
 
 def may_be_unread(result: Result) -> bool:
     """Whether what the launcher said may not have come out."""
-    return any(hit.kind in ("block output", "close output") or hit.victim == "launcher" for hit in result.hits)
+    return any(hit.kind in ("block output", "close output") or cuts_launcher_short(hit) for hit in result.hits)
 
 
 def ends(result: Result) -> Iterator[str]:
@@ -55,11 +62,11 @@ def says_why(result: Result) -> Iterator[str]:
     if result.code == 0:
         last = max(training.begun, default=0)
         done = [one for one in training.finals if one[0] == last]
-        said = [match[1] for text in result.texts() for match in (WITHOUT.search(text), STARTS.match(text)) if match]
-        ranks = {rank for _, rank, _ in done} | {int(rank) for text in said for rank in re.findall(r"\d+", text)}
+        without, later = _ranks(WITHOUT, result), _ranks(STARTS, result)
+        ranks = {rank for _, rank, _ in done} | without | later
         if not done or (not unread and not ranks >= set(range(training.begun[last] - result.job.spare))):
             yield f"exit code 0, and the workers have not done all: {training.begun} began, {training.finals} ended"
-        for rank in [] if unread else [rank for text in said[-1:] for rank in re.findall(r"\d+", text)]:
+        for rank in sorted(without):
             if not any(f"worker {rank}" in text and TELLS_LOSS.search(text) for text in result.texts()):
                 yield f"the job has ended without worker {rank}, and never said that it was lost"
         wanted = UNIT * training.iterations * (training.iterations + 1) // 2
@@ -67,6 +74,12 @@ def says_why(result: Result) -> Iterator[str]:
             yield f"exit code 0, and the sums are not those of {training.iterations} steps ({wanted}): {done}"
     if result.code and not unread and not any("odsgd launch: " in text for text in result.texts()):
         yield f"exit code {result.code}, without a word"
+
+
+def _ranks(line: Pattern[str], result: Result) -> Set[int]:
+    """The numbers that lines of this kind name."""
+    return {int(rank) for text in result.texts() for found in [line.search(text)] if found
+            for rank in re.findall(r"\d+", found[1])}
 
 
 def stops(result: Result) -> Iterator[str]:
@@ -174,6 +187,10 @@ def grows(result: Result) -> Iterator[str]:
     due = hit.kind in ("reboot", "cut") and hit.lasts_s and sum(at > since for at in result.training.saved_at) > 1
     if due and not any(at >= left_out[-1] and BACK.search(text) for at, text in result.said):
         yield f"{hit.victim} is there again since {hit.at_s + hit.lasts_s:.1f} s, and the job goes on without it"
+    begun = result.training.begun
+    if begun[max(begun)] < result.job.num_workers and any(
+            at >= left_out[-1] and "with all workers, if they come" in text for at, text in result.said):
+        yield f"{hit.victim} is there again, and the job has begun again without it"
 
 
 def names_in_time(result: Result) -> Iterator[str]:
@@ -212,9 +229,10 @@ def ends_what_stands_still(result: Result) -> Iterator[str]:
         within_s = max(within_s * (1 if going else 10), 10 * training.step_s + 5 * training.alone_s)
     if within_s + ENDED_SLACK_S > training.timeout_s:  # the others' own deadline is over first
         return
-    if result.code and not any(hit.at_s <= at <= hit.at_s + within_s + ENDED_SLACK_S and hit.victim in text
-                               and (FAILED.match(text) or LOST_WORKER.match(text) or "missing" in text)
-                               for at, text in result.said):
+    until = hit.at_s + within_s + ENDED_SLACK_S
+    if (result.code or result.ended_at > until) and not any(
+            hit.at_s <= at <= until and hit.victim in text
+            and (FAILED.match(text) or LOST_WORKER.match(text) or "missing" in text) for at, text in result.said):
         yield f"{hit.victim} stands still since {hit.at_s:.2f} s ({activity}), and has not failed after {within_s:g} s"
 
 
@@ -301,7 +319,7 @@ def leaves_nothing(result: Result) -> Iterator[str]:
     held = {hit.victim.partition(" ")[2] or HERE for hit in result.hits if hit.kind in ("stop", "pause")
             and hit.victim.startswith(("agent", "ssh", "launcher"))}
     away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "slow", "freeze")
-            or (hit.kind in ("cut", "cut one way") and (hit.lasts_s or not result.alone_s))}
+            or (hit.kind in ("cut", "cut one way") and hit.lasts_s)}
     if result.code is None or HERE in away:
         return
     killed = {hit.victim.partition(" ")[2] for hit in result.hits
@@ -315,9 +333,9 @@ def leaves_nothing(result: Result) -> Iterator[str]:
             yield f"left on {host.name}: {', '.join(left)}"
         kept = [path for path in host.below("/tmp") if path != "/tmp/odsgd-1000"]
         kept += list(host.below("/tmp/odsgd-1000"))
-        excused = host.name in killed or any(hit.victim == "launcher" and hit.kind in (
-            *KILLS, "stop", "interrupt twice") for hit in result.hits)
-        if kept and not excused:
+        if any(map(cuts_launcher_short, result.hits)):
+            kept = [path for path in kept if not path.startswith(f"/tmp/odsgd-1000/{result.launcher.pid}.")]
+        if kept and host.name not in killed:
             yield f"left on {host.name}: {', '.join(kept)}"
 
 

@@ -71,7 +71,6 @@ class Result:
     hits: List[Hit] = dataclasses.field(default_factory=list)
     asks_from: Optional[float] = None  # since when somebody asks to join
     ended_at: float = 0.0
-    alone_s: float = 0.0  # how much longer than otherwise it was looked at afterwards
     said: List[Any] = dataclasses.field(default_factory=list)  # time and text of the launcher's lines
     left: Dict[str, List[str]] = dataclasses.field(default_factory=dict)  # by host, what still runs at the end
 
@@ -384,10 +383,10 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
                       {0: Null(), 1: out, 2: err})
     process.label = "launcher"
     result = Result(seed, job, training, world, process, heals)
-    result.faults = [fault for number, fault in enumerate(draw_faults(job, training.about_s, draw, heals, more))
-                     if number not in without]
-    if job.grow and [fault.kind for fault in result.faults] in (["reboot"], ["cut"]):
+    drawn = draw_faults(job, training.about_s, draw, heals, more)
+    if job.grow and [fault.kind for fault in drawn] in (["reboot"], ["cut"]):
         training.iterations, training.step_s = 600, 0.6  # long enough that it may be there again
+    result.faults = [fault for number, fault in enumerate(drawn) if number not in without]
     injector = Injector(result, out, err)
     training.born, training.reach = injector.born, injector.reach
     may_stand = any(fault.kind == "stop" and fault.victim == "launcher" for fault in result.faults)
@@ -396,9 +395,8 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
         world.after(result.asks_from, lambda: _ask_to_join(here, process))
     world.run(limit_s, lambda: process.code is not None or (may_stand and process.stopped and world.now > 300.0))
     result.ended_at = world.now
-    if any(hit.kind in ("cut", "cut one way") and not hit.lasts_s for hit in result.hits):
-        result.alone_s = ALONE_S
-    world.run(world.now + AFTERWARDS_S + result.alone_s, lambda: False)
+    alone = any(hit.kind in ("cut", "cut one way") and not hit.lasts_s for hit in result.hits)
+    world.run(world.now + (AFTERWARDS_S + ALONE_S if alone else AFTERWARDS_S), lambda: False)
     result.said = err.lines
     result.left = {host.name: [f"{process.label} (pid {process.pid})" for process in host.processes.values()
                                if not process.dead] for host in world.hosts.values() if host.up}

@@ -49,6 +49,17 @@ def test_who_misses_a_deadline_says_that_another_may_be_the_cause(status: int, a
     os.close(write)
 
 
+@pytest.mark.parametrize("error, another", [("Connection closed by peer [10.0.0.1]:4", True), ("nan", False)])
+def test_a_script_that_misses_a_peer_says_that_another_may_be_the_cause(error: str, another: bool) -> None:
+    read, write = os.pipe()
+    script = f"from kvstore.job import ending; ending.die_of_errors(); raise RuntimeError({error!r})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, pass_fds=[write], stderr=subprocess.DEVNULL,
+                          env={**os.environ, "ODSGD_REPORT_FD": str(write)})
+    assert done.returncode == 70 and json.loads(os.read(read, 1000))["consequence"] is another
+    os.close(read)
+    os.close(write)
+
+
 def test_reports_of_many_threads_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setenv("ODSGD_REPORT_FD", str(write))
