@@ -57,12 +57,13 @@ def share(item: Item, results: Sequence[Result], of: str = "") -> str:
     return " to ".join(map(percent, shown)) + (f" of a guessed {item.guessed}" if item.guessed else of) * bool(found)
 
 
-def number(finding: Tested, value: Optional[float]) -> str:
-    """A difference in points, a quotient, or a number alone."""
+def number(finding: Tested, value: Optional[float], beside: float = math.nan) -> str:
+    """A difference in points, a quotient, or a number alone; a quotient near 1, or `beside` one, with four decimals."""
     if value is None or math.isnan(value):
         return ""
     if finding.comparison.over:
-        return f"× {value:.3g}"
+        near = 0.99 < (value if math.isnan(beside) else beside) < 1.01
+        return f"× {value:.4f}" if near else f"× {value:.3g}"
     return f"{value:+.2f}" if len(finding.comparison.sides) > 1 else f"{value:.4g}"
 
 
@@ -73,7 +74,7 @@ def interval(finding: Tested) -> str:
         return "not reached by all"
     if found.seeds == 1:
         return f"{number(finding, found.mean)} (one seed)"
-    low, high = (number(finding, value).replace("× ", "") for value in (found.low, found.high))
+    low, high = (number(finding, value, found.mean).replace("× ", "") for value in (found.low, found.high))
     surely = f" at {100 * finding.surely:.1f} %" * (finding.surely > CONFIDENCE)
     return f"{number(finding, found.mean)} ({low} to {high}{surely})"
 
