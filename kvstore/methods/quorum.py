@@ -90,9 +90,14 @@ class QuorumRule(AsyncRule):
 
     def look(self, worker_rank: int, w: np.ndarray) -> None:
         """An evaluation ends a round as its worker's question would, but is not in the log: a run with a plan closes
-        rounds when they are due there, whoever looks and when."""
-        if self.version + 1 < len(self._plan) or worker_rank in self._pushed_ranks():
+        rounds when they are due there, whoever looks and when. Several may be: what came last of one was an answer."""
+        due = self.version + 1 < len(self._plan)
+        if not due and worker_rank in self._pushed_ranks():
             self._close(w, self.options.quorum)
+        while due:
+            before = self.version
+            self._close(w, 0)
+            due = before < self.version and self.version + 1 < len(self._plan)
 
     def _pushed_ranks(self) -> List[int]:
         return [rank for rank, _ in self.members]

@@ -261,6 +261,17 @@ def test_a_run_repeats_to_the_bit_whenever_it_and_the_run_before_it_evaluate(
     assert members[0] == members[1]
 
 
+def test_who_looks_sees_all_rounds_of_the_plan_that_are_due(tmp_path: Path) -> None:
+    """The answer to worker 2 comes last. It makes two rounds due, and closes none."""
+    (tmp_path / "rounds.json").write_text(json.dumps({"0": [[[], [2]], [[0, 1], []], [[1, 2], []]]}))
+    rule, w = syncer(3, quorum=2, replay=str(tmp_path / "rounds.json")), np.zeros(1, np.float32)
+    for rank in (0, 1, 1, 2):
+        sends(rule, rank, 1, w)
+    assert rule.end_round(2, w) and rule.version == 0
+    rule.look(0, w)
+    assert rule.version == 2
+
+
 ROUNDS = [[[], [0]], [[0, 1], [0, 1]]]
 
 
