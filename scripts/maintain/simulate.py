@@ -41,9 +41,20 @@ def show(seed: int, run: Run, without: Sequence[int]) -> int:
     job = {name: value for name, value in vars(result.job).items() if value not in (None, (), {}, False, "", 0)}
     print(f"job: {job}")
     print("\n".join([f"fault: {fault}" for fault in result.faults] + [f"hit: {hit}" for hit in result.hits]))
-    broken = promises.broken(result)
-    print("\n".join(f"BROKEN {sentence}" for sentence in broken) or "all promises were kept")
+    broken = tell(promises.broken(result))
     print(f"exit code {result.code} after {result.ended_at:.1f} s, history {result.digest}")
+    return broken
+
+
+def show_run(run: Any) -> int:
+    """`show` for a history of another kind."""
+    print("\n".join([*run.world.history, *(f"fault: {fault}" for fault in run.faults)]))
+    return tell(run.broken)
+
+
+def tell(broken: Sequence[str]) -> int:
+    """Print which promises were broken; returns how many."""
+    print("\n".join(f"BROKEN {sentence}" for sentence in broken) or "all promises were kept")
     return len(broken)
 
 
@@ -84,13 +95,6 @@ def survey_runs(what: str, first: int, count: int, start: Callable[[int], Any]) 
     took = time.process_time() - began
     print(f"{count} seeds of {what}, {failed} with a broken promise, {hits} faults: {60 * count / took:.0f} a minute")
     return failed
-
-
-def show_run(run: Any) -> int:
-    """`show` for a history of another kind."""
-    print("\n".join([*run.world.history, *(f"fault: {fault}" for fault in run.faults)]))
-    print("\n".join(f"BROKEN {sentence}" for sentence in run.broken) or "all promises were kept")
-    return len(run.broken)
 
 
 def finds(defective: Image, ships: Image, most: int) -> Tuple[int, List[str]]:

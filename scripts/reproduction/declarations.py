@@ -27,10 +27,10 @@
           close: {says: …, where: section 4.3, tests: [{of: odsgd-4.accuracy, minus: ssgd-4.accuracy, above: -0.5}]}
                                                 `than: {of: …, minus: …}` beside `minus`: the difference less another;
                                                 `paper: 1.3`: the paper's number of it
+      figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
     known: {times: […]}                         what a reader asks first and no claim says: learning, times or open
 
 A text may have numbers of ours in it, which are worked out: `{od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy}`.
-      figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
 
 A claim is told by the largest scale whose plan is full for all of its cells, by the seeds of that plan; without such a
 plan by what there is. A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper`

@@ -44,8 +44,8 @@ BEFORE = ("before there was a plan of seeds (82 claims, at b0c33e8)", 12, 1, 35,
 
 LEAD = """\
 At the paper's full length OD-SGD and SSGD have run on MobileNet and MNIST alone: after 40 epochs OD-SGD has
-{od-sgd/table-1/paper: odsgd.accuracy} %, SSGD {od-sgd/table-1/paper: ssgd.accuracy} %, a difference of
-{od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy}; in the paper 98.76 and 98.59 %. No run uses ImageNet.
+{od-sgd/table-1/paper: odsgd.accuracy} %, SSGD {od-sgd/table-1/paper: ssgd.accuracy} %, in the paper 98.76 and 98.59 %.
+With the same seed the difference is {od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy}. No run uses ImageNet.
 [Two runs on a GPU](../how-to/reproduce.md#on-a-gpu) are at four fifths and do not count yet. Times are those of a
 simulated cluster. The list says what such runs can tell a reader of the OD-SGD paper:"""
 

@@ -43,13 +43,11 @@ class Training:
         self.asynchronous = False
         self.disk = world.host("10.0.0.9")  # the run's folder: one disk that all hosts share
         self.fabrics: Dict[str, Fabric] = {}
-        self.saved: List[Tuple[int, str, int]] = []  # (attempt, process, iteration) of each whole checkpoint
+        self.saved: List[Tuple[int, str, int, float]] = []  # (attempt, process, iteration, time) of whole checkpoints
         self.resumed: List[Tuple[int, int, int]] = []  # (attempt, iteration, newest whole one then)
-        self.steps: List[Tuple[int, int, int]] = []  # (attempt, rank, step) that began
+        self.steps: List[Tuple[int, int, int, float]] = []  # (attempt, rank, step, time) that began
         self.finals: List[Tuple[int, int, int]] = []  # (attempt, rank, sum) at a worker's end
-        self.saved_at: List[float] = []
         self.begun: Dict[int, int] = {}  # how many workers an attempt has
-        self.moved: List[float] = []  # when steps began
         self.stood: Dict[str, Tuple[str, int]] = {}  # who stood still: at what, and after so many steps
         self.fewer: Dict[str, int] = {}  # who has fewer batches than the others, and by how many
         self.pushes: Dict[Tuple[str, int, int], int] = collections.Counter()
@@ -465,8 +463,7 @@ class Node:
             training.resumed.append((attempt, start, training.newest()[0]))
         pulse.activity = "training"
         for step in range(start + 1, training.iterations + 1 - training.fewer.get(self.process.name, 0)):
-            training.steps.append((attempt, self.rank, step))
-            training.moved.append(self.world.now)
+            training.steps.append((attempt, self.rank, step, self.world.now))
             if training.alone and training.alone[:2] == (self.rank, step - start):
                 with pulse.doing(training.alone[2]):
                     stdlib.sleep(training.alone_s)
@@ -519,8 +516,7 @@ class Node:
         stdlib.sleep(0.02 + 0.3 * self.world.random.random())
         if self.training.disk.up:
             self.training.disk.files[f"{RUN}/whole-{step}"] = bytearray(f"{step} {total}".encode())
-            self.training.saved_at.append(self.world.now)
-            self.training.saved.append((self.process.data["attempt"], self.process.name, step))
+            self.training.saved.append((self.process.data["attempt"], self.process.name, step, self.world.now))
         self.report.report("saved", iteration=step)
 
     def await_(self, fits: Any) -> Tuple[Any, ...]:

@@ -130,11 +130,11 @@ def blames_no_data(result: Result) -> Iterator[str]:
 
 def ends_what_waits(result: Result) -> Iterator[str]:
     """When messages do not come through, and nobody moves for --hang-timeout, the job ends, whatever its workers do."""
-    hit = result.hits[0] if result.hits else None
-    if hit is None or len(result.hits) != 1 or hit.kind != "cut data" or hit.lasts_s or result.code is None:
+    hit = result.only_hit
+    if hit is None or hit.kind != "cut data" or hit.lasts_s or result.code is None:
         return
     training, job = result.training, result.job
-    if training.asynchronous or max((step for _, _, step in training.steps if step), default=0) < 4:
+    if training.asynchronous or max((step for _, _, step, _ in training.steps if step), default=0) < 4:
         return
     within_s = max(job.hang_timeout_s, 10 * (training.step_s + training.alone_s)) + training.alone_s + HANG_SLACK_S
     lines = [at for at, text in result.said if at > hit.at_s and "odsgd launch: " in text and "warning" not in text]
@@ -144,10 +144,10 @@ def ends_what_waits(result: Result) -> Iterator[str]:
 
 def tries_again(result: Result) -> Iterator[str]:
     """A job that has started once, and has a restart, outlives a link that is down for less than --rejoin-timeout."""
-    hit = result.hits[0] if result.hits else None
-    if hit is None or len(result.hits) != 1 or hit.kind != "cut data" or not result.job.max_restarts:
+    hit = result.only_hit
+    if hit is None or hit.kind != "cut data" or not result.job.max_restarts:
         return
-    started = any(step > 1 for attempt, _, step in result.training.steps if attempt == 0)
+    started = any(step > 1 for attempt, _, step, _ in result.training.steps if attempt == 0)
     if started and 0 < hit.lasts_s <= result.job.rejoin_timeout_s / 2 and result.code != 0:
         yield f"the link was down for {hit.lasts_s:.1f} s, and the exit code is {result.code}"
 
@@ -157,7 +157,7 @@ def goes_on_without(result: Result) -> Iterator[str]:
     begin again: it is tried for --rejoin-timeout, and nobody else is left out."""
     job, hits = result.job, result.hits
     gone = {(hit.kind, hit.victim) for hit in hits if not hit.lasts_s}
-    started = any(step > 1 for attempt, _, step in result.training.steps if attempt == 0)
+    started = any(step > 1 for attempt, _, step, _ in result.training.steps if attempt == 0)
     if not job.least_workers or not started or len(gone) != len(hits) or result.code is None:
         return
     lost = [victim for kind, victim in gone if kind in ("lose host", "cut") and victim != HERE]
@@ -179,12 +179,11 @@ def goes_on_without(result: Result) -> Iterator[str]:
 
 def grows(result: Result) -> Iterator[str]:
     """With --grow a job goes on with all workers from a checkpoint that it writes when a host is there again."""
-    left_out = [at for at, text in result.said if LEFT_OUT.search(text)]
-    if not result.job.grow or not left_out or result.code is None or len(result.hits) != 1:
+    hit, left_out = result.only_hit, [at for at, text in result.said if LEFT_OUT.search(text)]
+    if hit is None or not result.job.grow or not left_out or result.code is None:
         return
-    hit = result.hits[0]
     since = max(hit.at_s + hit.lasts_s, left_out[-1]) + ASKED_WITHIN_S
-    due = hit.kind in ("reboot", "cut") and hit.lasts_s and sum(at > since for at in result.training.saved_at) > 1
+    due = hit.kind in ("reboot", "cut") and hit.lasts_s and sum(at > since for *_, at in result.training.saved) > 1
     if due and not any(at >= left_out[-1] and BACK.search(text) for at, text in result.said):
         yield f"{hit.victim} is there again since {hit.at_s + hit.lasts_s:.1f} s, and the job goes on without it"
     begun = result.training.begun
@@ -196,9 +195,9 @@ def grows(result: Result) -> Iterator[str]:
 def names_in_time(result: Result) -> Iterator[str]:
     """A process that crashes or raises an error is named within 15 s, one that is stopped after 10 to 12, or half of
     --hang-timeout."""
-    if len(result.hits) != 1 or result.code is None:
+    hit = result.only_hit
+    if hit is None or result.code is None:
         return
-    hit = result.hits[0]
     killed = hit.kind in KILLS and hit.victim != "launcher"
     if not killed and not (hit.kind == "stop" and hit.victim.startswith(("worker", "server"))):
         return
@@ -217,7 +216,7 @@ def ends_what_stands_still(result: Result) -> Iterator[str]:
     """A process that is stopped, or a worker in training or a server that stands still, has failed after
     --hang-timeout, or 5 times its longest iteration; a worker elsewhere, or in its first iterations, after 10 times
     --hang-timeout."""
-    hit, job, training = result.hits[0] if len(result.hits) == 1 else None, result.job, result.training
+    hit, job, training = result.only_hit, result.job, result.training
     if hit is None or hit.kind not in ("stop", "stand") or hit.lasts_s or result.code is None:
         return
     activity, steps = training.stood.get(hit.victim, ("", 0))
@@ -239,21 +238,19 @@ def ends_what_stands_still(result: Result) -> Iterator[str]:
 def gives_its_code(result: Result) -> Iterator[str]:
     """A job that fails ends with 128 + the signal that ended the process to blame; 75 after a deadline; 64 if its
     options were refused; else 70."""
-    if not result.code or any(hit.victim == "launcher" for hit in result.hits):
+    verdicts = [text for text in result.texts() if FAILED.match(text) or ENDS_ALL.match(text)]
+    if not result.code or not verdicts or any(hit.victim == "launcher" for hit in result.hits):
         return
-    last = [text for text in result.texts() if FAILED.match(text) or ENDS_ALL.match(text)][-1:]
-    for text in last:
-        failed, told = FAILED.match(text), re.search(r"(?:killed|told to end) by (SIG\w+)|exit code (\d+)", text)
-        code = 75
-        if LOST.match(text) and "told to end" not in text:
-            code = 70
-        elif told:
-            code = 128 + signal.Signals[told[1]] if told[1] else int(told[2])
-        only = result.hits[0] if len(result.hits) == 1 else None
-        if failed and only and failed[1] == only.victim:
-            code = CODES.get(only.kind, code)
-        if result.code != code:
-            yield f"the exit code is {result.code}, not {code}: {text}"
+    text, hit, code = verdicts[-1], result.only_hit, 75
+    failed, told = FAILED.match(text), re.search(r"(?:killed|told to end) by (SIG\w+)|exit code (\d+)", text)
+    if LOST.match(text) and "told to end" not in text:
+        code = 70
+    elif told:
+        code = 128 + signal.Signals[told[1]] if told[1] else int(told[2])
+    if failed and hit and failed[1] == hit.victim:
+        code = CODES.get(hit.kind, code)
+    if result.code != code:
+        yield f"the exit code is {result.code}, not {code}: {text}"
 
 
 def tells_of_fewer_batches(result: Result) -> Iterator[str]:
@@ -274,7 +271,7 @@ def moves(result: Result) -> Iterator[str]:
     since = max((hit.at_s + hit.lasts_s for hit in result.hits), default=0.0)
     within_s = (10 * max(job.hang_timeout_s, training.alone_s) + 2 * job.startup_timeout_s + job.rejoin_timeout_s
                 + MOVES_SLACK_S)
-    for at in [*(at for at in training.moved if at > since), result.ended_at]:
+    for at in [*(at for *_, at in training.steps if at > since), result.ended_at]:
         if at - since > within_s:
             yield f"from {since:.1f} to {at:.1f} s no step began, for longer than {within_s:g} s"
         since = at
@@ -282,7 +279,7 @@ def moves(result: Result) -> Iterator[str]:
 
 def names_who_is_late(result: Result) -> Iterator[str]:
     """A worker that hangs before it asks to join is missing after --startup-timeout, if the others wait so long."""
-    hit, startup_s = result.hits[0] if len(result.hits) == 1 else None, result.job.startup_timeout_s
+    hit, startup_s = result.only_hit, result.job.startup_timeout_s
     if hit is None or hit.kind != "hang" or result.training.timeout_s < startup_s:
         return
     joins = any(f"odsgd launch: {hit.victim} starts on" in text for text in result.texts())  # nobody waits for it
@@ -305,7 +302,7 @@ def tells_its_own_end(result: Result) -> Iterator[str]:
 def blames_no_freeze(result: Result) -> Iterator[str]:
     """When all processes of a job stand still at once, or those of a host for less than --hang-timeout, and go on,
     none is blamed: but for its own deadline, as MPI's search for others."""
-    hit, job = result.hits[0] if len(result.hits) == 1 else None, result.job
+    hit, job = result.only_hit, result.job
     if hit is None or hit.kind != "freeze" or (hit.victim != "all" and hit.lasts_s > job.hang_timeout_s - 2.0):
         return
     for text in result.texts():
@@ -348,13 +345,13 @@ def one_at_a_time(result: Result) -> Iterator[str]:
     if any(hit.kind in apart for hit in result.hits):
         return
     newest = 0
-    for attempt, rank, step in result.training.steps:
+    for attempt, rank, step, _ in result.training.steps:
         if attempt < newest:
             yield f"worker {rank} of attempt {attempt} began step {step} after attempt {newest} had begun to train"
             return
         newest = max(newest, attempt)
     newest = 0
-    for attempt, name, step in result.training.saved:
+    for attempt, name, step, _ in result.training.saved:
         if attempt < newest:
             yield f"{name} of attempt {attempt} saved {step} after attempt {newest} had"
         newest = max(newest, attempt)

@@ -82,6 +82,11 @@ class Result:
     def digest(self) -> str:
         return hashlib.sha256("\n".join(self.world.history).encode()).hexdigest()[:16]
 
+    @property
+    def only_hit(self) -> Optional[Hit]:
+        """The fault, if one alone has met its victim."""
+        return self.hits[0] if len(self.hits) == 1 else None
+
     def texts(self) -> List[str]:
         return [text for _, text in self.said]
 

@@ -39,23 +39,16 @@ def test_what_an_agent_had_no_room_for_comes_whole_with_the_next_report(monkeypa
     os.close(write)
 
 
-@pytest.mark.parametrize("status, another", [(75, True), (70, False)])
-def test_who_misses_a_deadline_says_that_another_may_be_the_cause(status: int, another: bool) -> None:
+@pytest.mark.parametrize("does, status, another", [
+    ("ending.die('late', 75)", 75, True), ("ending.die('late', 70)", 70, False),
+    ("ending.die_of_errors(); raise RuntimeError('Connection closed by peer [10.0.0.1]:4')", 70, True),
+    ("ending.die_of_errors(); raise RuntimeError('nan')", 70, False)])
+def test_who_misses_a_deadline_or_a_peer_says_that_another_may_be_the_cause(
+        does: str, status: int, another: bool) -> None:
     read, write = os.pipe()
-    done = subprocess.run([sys.executable, "-c", f"from kvstore.job import ending; ending.die('late', {status})"],
-                          pass_fds=[write], env={**os.environ, "ODSGD_REPORT_FD": str(write)}, cwd=ROOT)
-    assert done.returncode == status and json.loads(os.read(read, 1000))["consequence"] == another
-    os.close(read)
-    os.close(write)
-
-
-@pytest.mark.parametrize("error, another", [("Connection closed by peer [10.0.0.1]:4", True), ("nan", False)])
-def test_a_script_that_misses_a_peer_says_that_another_may_be_the_cause(error: str, another: bool) -> None:
-    read, write = os.pipe()
-    script = f"from kvstore.job import ending; ending.die_of_errors(); raise RuntimeError({error!r})"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, pass_fds=[write], stderr=subprocess.DEVNULL,
-                          env={**os.environ, "ODSGD_REPORT_FD": str(write)})
-    assert done.returncode == 70 and json.loads(os.read(read, 1000))["consequence"] is another
+    done = subprocess.run([sys.executable, "-c", f"from kvstore.job import ending; {does}"], pass_fds=[write],
+                          env={**os.environ, "ODSGD_REPORT_FD": str(write)}, cwd=ROOT)
+    assert done.returncode == status and json.loads(os.read(read, 1000))["consequence"] is another
     os.close(read)
     os.close(write)
 
