@@ -133,6 +133,8 @@ def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch: pytes
 
 def test_an_interruption_is_one_line_but_for_a_process_of_a_job(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # a store of an earlier test may have left its own
+
     def run(config: object) -> int:
         signal.raise_signal(signal.SIGINT)
         return 0
@@ -140,7 +142,6 @@ def test_an_interruption_is_one_line_but_for_a_process_of_a_job(
     words = ["train", "--kvstore", "local", "--out", str(tmp_path)]
     assert main(words) == 130
     assert capsys.readouterr().err == "odsgd train: interrupted\n"
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back
     ending.die_of_errors()
     with pytest.raises(KeyboardInterrupt):
         main(words)
