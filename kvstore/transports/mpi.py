@@ -55,6 +55,8 @@ class World:
                               f"{os.environ.get('PMI_SIZE', 'all')} workers expected to meet; check that each was "
                               "started, and that the hosts reach each other"):
             _let_wait(self.mpi, "MPI_Init_thread", None, None, self.mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+        for comm in (self.mpi.COMM_WORLD, self.mpi.COMM_SELF):
+            comm.Set_errhandler(self.mpi.ERRORS_RETURN)  # as mpi4py does; MPI_Testsome's errors are of no communicator
 
     def close(self) -> None:
         if self._collective_end and not self.mpi.Is_finalized():

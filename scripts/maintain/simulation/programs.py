@@ -118,10 +118,10 @@ class Fabric:
 
     def carry(self, source: Process, target: Process, message: Tuple[Any, ...]) -> None:
         link = self.world.link(f"data {source.host.name}", f"data {target.host.name}")
-        link.carry(lambda: self._arrive(target, message))
+        link.carry(lambda: self.arrive(target, message))
 
     @staticmethod
-    def _arrive(target: Process, message: Tuple[Any, ...]) -> None:
+    def arrive(target: Process, message: Tuple[Any, ...]) -> None:
         if not target.dead:
             target.data["box"].items.append(message)
             target.data["box"].changed()
@@ -529,7 +529,8 @@ class Node:
         """As `receive`, and note who has come to an evaluation, and what a ring that is further has sent."""
         message = self.receive(until)
         if message and message[0] == "gone":
-            self.ending.die("a server does not answer any more; see what it ended with", EXIT_FAILURE, consequence=True)
+            self.ending.die("another process does not answer any more; see what it ended with", EXIT_FAILURE,
+                            consequence=True)
         if message and message[0] == "evaluated":
             self.met[message[1]].add(message[2])
         elif message and message[0] == "begun":
@@ -538,7 +539,7 @@ class Node:
             self.parts[message[1]].append(message[2])
         return message
 
-    # Without servers, as by MPI: when one process has ended, MPI ends the others, each in its own way.
+    # Without servers, as by MPI: when one process has ended, MPI tells the others, or ends them, each in its own way.
 
     def ring_worker(self) -> int:
         others = [name for name in self.workers if name != self.process.name]
@@ -574,8 +575,9 @@ class Node:
         for name in others:
             peer = self.fabric.nodes.get(name)
             if peer and not peer.dead and peer.data.get("joined"):  # one that has not met the others searches on
-                code = self.world.random.choice((-int(signal.SIGABRT), -int(signal.SIGSEGV), 1, 15))
-                self.world.after(0.3 * self.world.random.random() ** 4, functools.partial(_abort, peer, code))
+                code = self.world.random.choice((0, 0, -int(signal.SIGABRT), -int(signal.SIGSEGV), 1, 15))
+                self.world.after(0.3 * self.world.random.random() ** 4, functools.partial(
+                    _abort, peer, code) if code else functools.partial(self.fabric.arrive, peer, ("gone",)))
 
 
 def _abort(peer: Process, code: int) -> None:
