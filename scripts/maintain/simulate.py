@@ -97,23 +97,23 @@ def survey_runs(what: str, first: int, count: int, start: Callable[[int], Any]) 
     return failed
 
 
-def finds(defective: Image, ships: Image, most: int) -> Tuple[int, List[str]]:
+def finds(run: Any, defective: Image, ships: Image, most: int) -> Tuple[int, List[str]]:
     """The first seed with a promise that the defect breaks and the code that ships keeps; with 0 none of so many."""
     for seed in range(1, most + 1):
-        broken = promises.broken(scenario.run(seed, defective))
-        kept = promises.broken(scenario.run(seed, ships)) if broken else []
+        broken = promises.broken(run(seed, defective))
+        kept = promises.broken(run(seed, ships)) if broken else []
         broken = [sentence for sentence in broken if sentence not in kept]
         if broken:
             return seed, broken
     return 0, []
 
 
-def calibrate(most: int) -> int:
+def calibrate(most: int, run: Any) -> int:
     """Put each defect back, and look how many seeds it takes to find it; returns how many are not found."""
     missed, ships = 0, Image()
     print("| defect | found after so many seeds | by the promise |\n| --- | --- | --- |")
     for what in defects.DEFECTS:
-        seed, broken = finds(defects.image(what), ships, most)
+        seed, broken = finds(run, defects.image(what), ships, most)
         missed += not seed
         print(f"| {what} | {seed or f'none of {most}'} | {broken[0].partition(':')[0] if seed else ''} |", flush=True)
     for what, changes in defects.OF_SERVERS.items():
@@ -137,8 +137,10 @@ def main() -> int:
     parser.add_argument("--disk", action="store_true", help="checkpoints on a disk that loses power, in place of a job")
     parser.add_argument("--servers", action="store_true", help="workers and servers on sockets, in place of a job")
     options = parser.parse_args()
+    drawn = functools.partial(
+        scenario.run, draw_faults=scenario.draw_close_faults if options.close else scenario.draw_faults)
     if options.defects:
-        return int(calibrate(options.seeds) > 0)
+        return int(calibrate(options.seeds, drawn) > 0)
     image = Image()
     if options.disk:
         from scripts.maintain.simulation import checkpoints  # it needs MXNet
@@ -148,8 +150,7 @@ def main() -> int:
     if options.disk or options.servers:
         return int((show_run(start(options.seed)) if options.seed is not None else
                     survey_runs(what, options.first, options.seeds, start)) > 0)
-    draw = scenario.draw_close_faults if options.close else scenario.draw_faults
-    run = functools.partial(scenario.run, image=image, draw_faults=draw)
+    run = functools.partial(drawn, image=image)
     if options.seed is not None:
         return int(show(options.seed, run, options.without) > 0)
     return int(survey(options.first, options.seeds, run, options.twice_every) > 0)

@@ -108,7 +108,12 @@ class Failure:
         """Whether another failure, if there is one, is the likelier cause."""
         if self.member is None or self.member.hung:
             return False
-        return self.admits_other_cause or self.member.code == EXIT_DEADLINE
+        return self.admits_other_cause or self.timed_out
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether a deadline of its own ended it."""
+        return self.member is not None and self.member.code == EXIT_DEADLINE
 
     @property
     def killed(self) -> bool:

@@ -13,9 +13,10 @@ The rules, in the order in which `tick` applies them:
    When a process dies, MPI ends or crashes the others, perhaps before we see the first end. So a crash, an abort or an
    exit without a report is blamed after a SIGKILL, a lost host and, on a ring, an error that a process has reported: of
    these the first that we hear of. Of ends without a report a crash comes before the rest; after a deadline on a ring
-   the deadline comes before all of them. A process that we end because it hangs is blamed for that, however it ends. On
-   a ring nobody can tell which of several ends without a report was first, and the message says so. After each failure
-   we ping all agents. If one does not answer, the first failure may be behind it; the message says that, too.
+   the deadline comes before all of them, and before reports that blame another. A process that we end because it hangs
+   is blamed for that, however it ends. On a ring nobody can tell which of several ends without a report was first, and
+   the message says so. After each failure we ping all agents. If one does not answer, the first failure may be behind
+   it; the message says that, too.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -334,7 +335,8 @@ class Judge:
 
         def doubt(failure: Failure) -> Tuple[int, bool, bool]:
             unreported = failure.unreported
-            return (1 if failure.is_secondary else 2 if ring_timed_out and unreported else 0,
+            follows = failure.is_secondary or (ring_timed_out and unreported)
+            return (0 if not follows else 2 if ring_timed_out and not failure.timed_out else 1,
                     any_clearer and unreported, any_crashed and unreported and not failure.crashed)
 
         return min(self.failures, key=doubt)  # stable
@@ -427,14 +429,16 @@ class Judge:
         if self.is_up or not 0 < self.startup_timeout_s <= now - since:
             return None
         members = list(self.members.values())
-        missing = [member.name for member in members if member.blocks_startup]
+        silent = self.liveness.named_as_silent()
+        missing = [member.name for member in members if member.blocks_startup or member.name in silent]
         if missing:
             head = f"missing: {', '.join(missing)} ({len(missing)} of {len(members)})"
         else:
             head = (f"everyone asked to join, but they do not reach each other. Check that every host can connect to "
                     f"{self.scheduler_address} (firewall, wrong network interface?)")
         rows = [("process", "host", "pid", "state")]
-        rows += [(member.name, member.host, str(member.pid or "-"), member.state_text) for member in members]
+        rows += [(member.name, member.host, str(member.pid or "-"), member.state_text
+                  + ", does not answer" * (member.name in silent)) for member in members]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
         return Verdict(EXIT_DEADLINE, "\n".join([

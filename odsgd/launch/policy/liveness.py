@@ -156,6 +156,10 @@ class LivenessMonitor:
         warnings, self._warnings = self._warnings, []
         return warnings
 
+    def named_as_silent(self) -> List[str]:
+        """The processes of which a warning has said that they do not answer, and which have not answered since."""
+        return [process.name for process in self._processes.values() if process.warned == "answer"]
+
     def unanswered_since(self, at: float) -> List[str]:
         """The processes of which no end is known, and whose agents have answered no ping of that time or later."""
         return [process.name for process in self._processes.values() if process.answered_at < at]

@@ -206,8 +206,9 @@ def names_in_time(result: Result) -> Iterator[str]:
     named = [at for at, text in result.said if at >= hit.at_s and (hit.victim in text or (host and host in text))
              and "starting for " not in text]  # that says who is waited for, not that it is stopped
     done = [rank for attempt, rank, _ in result.training.finals if attempt == hit.attempt]
-    over = result.code == 0 and not named and done and (  # it had done all already
-        not hit.victim.startswith("worker") or int(hit.victim.split()[1]) in done)
+    over = result.code == 0 and not named and done and (  # it had done all already, or nobody waits for it
+        not hit.victim.startswith("worker") or int(hit.victim.split()[1]) in done
+        or (hit.kind == "stop" and result.job.spare > 0 and result.ended_at - hit.at_s <= within_s))
     if not over and (not named or named[0] - hit.at_s > within_s):
         yield f"{hit.victim} was hit at {hit.at_s:.2f} s ({hit.kind}), and is not named within {within_s:g} s"
 
@@ -317,6 +318,7 @@ def leaves_nothing(result: Result) -> Iterator[str]:
             and hit.victim.startswith(("agent", "ssh", "launcher"))}
     away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "slow", "freeze")
             or (hit.kind in ("cut", "cut one way") and hit.lasts_s)}
+    cut_off = {hit.victim for hit in result.hits if hit.kind in ("cut", "cut one way") and not hit.lasts_s}
     if result.code is None or HERE in away:
         return
     killed = {hit.victim.partition(" ")[2] for hit in result.hits
@@ -325,7 +327,8 @@ def leaves_nothing(result: Result) -> Iterator[str]:
         if not host.up or host.name in held | away:
             continue
         left = [label for label in result.left[host.name]  # ssh looks again for 45 s, and stays with a stopped agent
-                if label.split()[1] not in away | held]
+                if label.split()[1] not in away | held
+                and not (host.name in cut_off and label.startswith("sshd"))]  # TCP tries for some 15 min
         if left:
             yield f"left on {host.name}: {', '.join(left)}"
         kept = [path for path in host.below("/tmp") if path != "/tmp/odsgd-1000"]

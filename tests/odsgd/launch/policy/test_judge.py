@@ -200,6 +200,15 @@ def test_a_worker_that_mpi_has_ended_after_a_deadline_of_another_is_not_the_caus
         assert verdict_at(judge, 11.0).culprit == "worker 1"
 
 
+def test_nor_is_one_that_misses_the_worker_whose_deadline_was_over() -> None:
+    judge = running(*RING, names=RING)
+    judge.reported("worker 2", {"event": "failed", "error": "MPI reports an error", "consequence": True}, 10.0)
+    judge.exited("worker 2", 70, 10.0)
+    judge.reported("worker 1", {"event": "failed", "error": "nothing has moved for 30 s", "consequence": True}, 10.1)
+    judge.exited("worker 1", 75, 10.1)
+    assert verdict_at(judge, 10.0 + LAST_WORDS_S).culprit == "worker 1"
+
+
 @pytest.mark.parametrize("killed", [-signal.SIGKILL, -signal.SIGSEGV])
 def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(killed: int) -> None:
     for other, culprit, exit_code in ((killed, "worker 0", 128 - killed), (7, "worker 1", 15)):
@@ -393,6 +402,19 @@ def test_without_servers_a_worker_that_left_instead_of_joining_is_missing() -> N
     judge.reported("worker 0", {"event": "connecting"}, 0.0)
     judge.exited("worker 1", 0, 1.0)
     assert "missing: worker 1" in verdict_at(judge, 300).message
+
+
+def test_without_servers_a_worker_that_is_stopped_when_it_has_asked_for_the_others_is_missing() -> None:
+    judge = running(names=WORKERS, startup_timeout_s=60.0, hang_timeout_s=90.0)
+    for name in WORKERS:
+        judge.reported(name, {"event": "connecting"}, 0.0)
+    judge.reported("worker 1", {"event": "joined"}, 1.0)
+    for now in range(1, 60):
+        judge.liveness.heard(WORKERS, now)
+        judge.liveness.beats({"worker 0": {"silent_s": float(now), "state": "T"}}, now)
+        assert judge.tick(now) is None
+    message = verdict_at(judge, 60.0).message
+    assert "missing: worker 0 (1 of 2)" in message and "for the others, does not answer" in message
 
 
 def test_without_servers_workers_that_have_met_are_up() -> None:
