@@ -105,7 +105,7 @@ def test_the_same_seed_prints_the_same_bytes_in_another_process() -> None:
 
 def test_a_defect_of_the_past_is_found_and_a_failing_seed_is_shrunk_to_what_it_takes(ships: Image) -> None:
     what, = (what for what in defects.DEFECTS if "closed twice" in what)
-    seed, broken = simulate.finds(defects.image(what), ships, 100)
+    seed, broken = simulate.finds(scenario.run, defects.image(what), ships, 100)
     assert broken and broken[0].startswith(("raises_nothing", "says_why", "names_in_time"))
     without = simulate.shrunk(seed, functools.partial(scenario.run, image=defects.image(what)), broken)
     assert len(scenario.run(seed, ships).faults) - len(without) <= 2
