@@ -65,20 +65,19 @@ class QuorumRule(AsyncRule):
     def _keep(self, worker_rank: int, rate: float, push: np.ndarray, w: np.ndarray) -> None:
         self.pushes.append(push)
         self.members.append([worker_rank, rate])
-        self._away()
+        self._wake_all_once_met()
         self._resting.discard(worker_rank)
         self._close(w, self.num_workers)
 
     def rest(self, worker_rank: int) -> None:
         """Workers say it where the quorum is more than one."""
         self._resting.add(worker_rank)
-        self._away()
+        self._wake_all_once_met()
 
-    def _away(self) -> Set[int]:
-        """The workers of whom no push can come. If all rest who take part in meetings, they have met and go on."""
-        if self._resting and self._resting >= set(range(self.num_workers)) - lost_workers():
+    def _wake_all_once_met(self) -> None:
+        """If all rest who take part in meetings, they have met and go on."""
+        if self._resting >= set(range(self.num_workers)) - lost_workers():
             self._resting.clear()
-        return absent_workers() | self._resting
 
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
         if worker_rank in self._pushed_ranks() or not self._answers(worker_rank):
@@ -117,8 +116,9 @@ class QuorumRule(AsyncRule):
             at_least, ranks = 0, self._plan[self.version + 1][0]
         if not ranks or Counter(ranks) - Counter(self._pushed_ranks()):
             return
-        if len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers and (
-                set(range(self.num_workers)) - set(ranks) - self._away()):
+        self._wake_all_once_met()
+        may_still_come = set(range(self.num_workers)) - set(ranks) - absent_workers() - self._resting
+        if len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers and may_still_come:
             return
         left: List[Any] = []
         closed: List[Any] = []

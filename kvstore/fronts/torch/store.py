@@ -387,10 +387,10 @@ class TorchStore(FrontEnd):
 
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""
-        super().load_state(worker, server)
         if worker[1].get("rank", self.rank) != self.rank:
             raise ConfigError(f"the saved state is worker {worker[1]['rank']}'s, and this is worker {self.rank}, which "
                               "has one of its own: let every worker save, and load what it saved")
+        super().load_state(worker, server)
         for tensor, saved in [*((one.parameter, f"local/{name}") for name, one in self._trained.items()),
                               *((tensor, f"aux/0/{name}") for name, tensor in self._buffers().items())]:
             if saved not in worker[0]:
