@@ -328,7 +328,7 @@ def leaves_nothing(result: Result) -> Iterator[str]:
             continue
         left = [label for label in result.left[host.name]  # ssh looks again for 45 s, and stays with a stopped agent
                 if label.split()[1] not in away | held
-                and not (host.name in cut_off and label.startswith("sshd"))]  # TCP tries for some 15 min
+                and not (cut_off & {host.name, HERE} and label.startswith("sshd"))]  # TCP tries for some 15 min
         if left:
             yield f"left on {host.name}: {', '.join(left)}"
         kept = [path for path in host.below("/tmp") if path != "/tmp/odsgd-1000"]
