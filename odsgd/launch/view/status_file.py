@@ -53,7 +53,13 @@ class StatusFile:
         return None
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the file, even if a signal raises SystemExit meanwhile."""
+        try:
+            self._remove()
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
         for path in (self._path, self._path.with_suffix(".new")):
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -8,6 +8,8 @@ from scripts.maintain.simulation.loader import Image
 
 JUDGE, AGENTS = "odsgd.launch.policy.judge", "odsgd.launch.hosts.agents"
 LIVENESS, CHILD = "odsgd.launch.policy.liveness", "odsgd.launch.agent.child"
+FIRST_HEARD = JUDGE, "not self.non_workers or any(failure.killed", "any(failure.killed"
+"""On a ring an end without a report was blamed if it was heard first, unless another was known to be killed."""
 
 DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "a worker that MPI ended since another was killed was blamed in its place": [
@@ -15,14 +17,16 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "a worker that MPI ended after another was blamed, and the message was sure of it": [
         (JUDGE, "cause.unreported and sum(one.unreported for one in self.failures) > 1", "False")],
     "a worker that MPI crashed after an agent had was blamed in place of the lost host": [
+        FIRST_HEARD,
         ("odsgd.launch.policy.failures", "self.member is None or (self.member.code is not None",
          "self.member is not None and (self.member.code is not None")],
     "a worker of a ring that was ended since it stood still was not blamed, and one that MPI crashed then was": [
         ("odsgd.launch.policy.failures", "self.member is None or self.member.hung or self.member.error is not None",
          "self.member is None or self.member.error is not None")],
     "a worker of a ring raised an error, and one that MPI crashed then was blamed": [
-        (JUDGE, "not self.non_workers or any(failure.killed", "any(failure.killed")],
+        FIRST_HEARD],
     "a worker of a ring was ended by SIGTERM or SIGXCPU, and one that MPI crashed then was blamed": [
+        FIRST_HEARD,
         ("odsgd.launch.policy.failures", "self.member.code < 0 and not self.unreported", "self.member.code == -9")],
     "who kept a job from starting was asked when all had been ended, and another was left out": [
         ("odsgd.launch.supervisor", "names = self.blocking\n", "names = self.judge.blocking_startup()\n")],

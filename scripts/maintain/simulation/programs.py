@@ -576,7 +576,7 @@ class Node:
             peer = self.fabric.nodes.get(name)
             if peer and not peer.dead and peer.data.get("joined"):  # one that has not met the others searches on
                 code = self.world.random.choice((0, 0, -int(signal.SIGABRT), -int(signal.SIGSEGV), 1, 15))
-                self.world.after(0.3 * self.world.random.random() ** 4, functools.partial(
+                self.world.after(0.3 * self.world.random.random() ** 12, functools.partial(
                     _abort, peer, code) if code else functools.partial(self.fabric.arrive, peer, ("gone",)))
 
 

@@ -162,6 +162,23 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
     assert list(status_file.running()) == []
 
 
+def test_the_file_is_gone_though_a_signal_came_while_it_was_removed(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_file, "SHARED", str(tmp_path))
+    note = status_file.StatusFile()
+    note.write({"command": "train"})
+    unlink, signals = Path.unlink, ["SIGINT"]
+
+    def interrupted(path: Path) -> None:
+        if signals:
+            sys.exit(signals.pop())
+        unlink(path)
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    with pytest.raises(SystemExit, match="SIGINT"):
+        note.close()
+    assert not any(tmp_path.rglob("*.json"))
+
+
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_file, "SHARED", str(tmp_path))
     status_file.folder().mkdir()
