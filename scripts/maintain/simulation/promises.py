@@ -72,7 +72,8 @@ def says_why(result: Result) -> Iterator[str]:
         wanted = UNIT * training.iterations * (training.iterations + 1) // 2
         if not training.asynchronous and any(total != wanted for _, _, total in done):
             yield f"exit code 0, and the sums are not those of {training.iterations} steps ({wanted}): {done}"
-    if (result.code or 0) > 0 and not unread and not any("odsgd launch: " in text for text in result.texts()):
+    if (result.code or 0) > 0 and not unread and not any(
+            "odsgd launch: " in text or text == "KeyboardInterrupt" for text in result.texts()):
         yield f"exit code {result.code}, without a word"
 
 

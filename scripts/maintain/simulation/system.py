@@ -246,7 +246,8 @@ class Process:
                 self.complain(f"{ending.code}\n")
         except Killed:
             return
-        except KeyboardInterrupt:  # before the program handles the signal; Python ends by it then
+        except KeyboardInterrupt:  # before the program handles the signal; Python says so, and ends by it then
+            self.complain("KeyboardInterrupt\n")
             code = 128 + signal.SIGINT
         except BaseException as error:
             self._note_error(error)
