@@ -299,7 +299,7 @@ class LivenessMonitor:
                 + (f" since iteration {since}" if since else ""))
 
     def _warn(self, process: _ProcessState, kind: str, text: str) -> None:
-        if not process.warned:
+        if process.warned != kind:
             process.warned = kind
             self._warnings.append(f"{process.name} on host {process.host} {text}")
 

@@ -98,6 +98,17 @@ def test_of_a_silent_agent_it_is_the_host_that_is_blamed_though_a_worker_there_s
     assert hung is not None and hung.host == "node2"
 
 
+def test_a_process_that_stood_still_before_it_was_stopped_is_said_to_do_both() -> None:
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 1": {"at": 20, "moves": 20}}
+    story.goes_on(12)
+    story.states["worker 1"].update(silent_s=1.0, state="T")
+    story.goes_on(12)
+    still, silent = story.liveness.take_warnings()
+    assert "has been at iteration 20" in still and "has not answered for" in silent
+
+
 def test_a_process_that_answers_again_is_told() -> None:
     story = Story()
     story.states = {"server 0": {"silent_s": 1.0}}
