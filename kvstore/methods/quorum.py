@@ -76,8 +76,12 @@ class QuorumRule(AsyncRule):
 
     def _wake_all_once_met(self) -> None:
         """If all rest who take part in meetings, they have met and go on."""
-        if self._resting >= set(range(self.num_workers)) - lost_workers():
+        if self._resting and self._resting >= set(range(self.num_workers)) - lost_workers():
             self._resting.clear()
+
+    def _may_still_come(self, ranks: Collection[int]) -> Set[int]:
+        """The workers beside `ranks` of whom a push can come."""
+        return set(range(self.num_workers)) - set(ranks) - absent_workers() - self._resting
 
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
         if worker_rank in self._pushed_ranks() or not self._answers(worker_rank):
@@ -117,8 +121,7 @@ class QuorumRule(AsyncRule):
         if not ranks or Counter(ranks) - Counter(self._pushed_ranks()):
             return
         self._wake_all_once_met()
-        may_still_come = set(range(self.num_workers)) - set(ranks) - absent_workers() - self._resting
-        if len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers and may_still_come:
+        if len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers and self._may_still_come(ranks):
             return
         left: List[Any] = []
         closed: List[Any] = []

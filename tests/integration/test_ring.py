@@ -15,7 +15,7 @@ from typing import Any, List
 import numpy as np
 import pytest
 
-from kvstore.errors import ConfigError
+from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import ending
 from kvstore.messages.codecs import WITHOUT_RESIDUAL, codec
 from kvstore.transports.mpi import World
@@ -141,8 +141,9 @@ def mismatch(report: str) -> None:
 def test_an_error_of_mpi_is_told_as_the_consequence_of_another_failure(tmp_path: Path) -> None:
     report = tmp_path / "report"
     job = mpi_job(2, "mismatch", report)
-    assert job.returncode
-    assert "round 1, a sum over the workers: MPI reports an error: " in job.stderr and "Abort(" not in job.stderr
+    assert job.returncode == EXIT_FAILURE
+    assert "round 1, a sum over the workers: MPI reports an error: " in job.stderr
+    assert "; has another worker of the ring died, or " in job.stderr and "Abort(" not in job.stderr
     assert json.loads(report.with_name("report-0").read_text())["consequence"] is True
 
 

@@ -319,7 +319,7 @@ def leaves_nothing(result: Result) -> Iterator[str]:
             and hit.victim.startswith(("agent", "ssh", "launcher"))}
     away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "slow", "freeze")
             or (hit.kind in ("cut", "cut one way") and hit.lasts_s)}
-    cut_off = {hit.victim for hit in result.hits if hit.kind in ("cut", "cut one way") and not hit.lasts_s}
+    cut_off = {hit.victim for hit in result.hits if hit.cuts_for_good}
     if result.code is None or HERE in away:
         return
     killed = {hit.victim.partition(" ")[2] for hit in result.hits

@@ -56,6 +56,10 @@ class Hit(NamedTuple):
     lasts_s: float
     attempt: int
 
+    @property
+    def cuts_for_good(self) -> bool:
+        return self.kind in ("cut", "cut one way") and not self.lasts_s
+
 
 @dataclasses.dataclass
 class Result:
@@ -400,7 +404,7 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
         world.after(result.asks_from, lambda: _ask_to_join(here, process))
     world.run(limit_s, lambda: process.code is not None or (may_stand and process.stopped and world.now > 300.0))
     result.ended_at = world.now
-    alone = any(hit.kind in ("cut", "cut one way") and not hit.lasts_s for hit in result.hits)
+    alone = any(hit.cuts_for_good for hit in result.hits)
     world.run(world.now + (AFTERWARDS_S + ALONE_S if alone else AFTERWARDS_S), lambda: False)
     result.said = err.lines
     result.left = {host.name: [f"{process.label} (pid {process.pid})" for process in host.processes.values()

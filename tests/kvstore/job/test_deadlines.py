@@ -90,7 +90,7 @@ def test_a_look_that_takes_long_holds_up_no_other_wait() -> None:
     assert looking.wait(300)
     other = threading.Thread(target=deadlines.begin, args=("late", 0.1, "this one"))
     other.start()
-    other.join(60)
+    other.join(10)
     began = not other.is_alive()
     looked.set()
     other.join()
