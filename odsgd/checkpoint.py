@@ -37,8 +37,9 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     new.
 
     All parameters of `net` have shapes and values, and are dense. If `folder` holds a checkpoint it is gone on from:
-    `net`, the store and the optimizer's state are as they were after that iteration. Until `close` no other job has it:
-    that one is refused.
+    `net`, the store and the optimizer's state are as they were after that iteration. If there are as many workers, a
+    Trainer without lr_scheduler, made before, has the rate of that iteration; set another after this call. Until
+    `close` no other job has the folder: that one is refused.
     """
     if every < 1 or kept < 1:
         raise ConfigError(f"every {every}, kept {kept}: expected whole numbers of at least 1")
@@ -80,9 +81,23 @@ class CheckpointKeeper:
         if resuming.from_worker_0(store, resuming.complete(folder, mirror) if store.rank == 0 else []):
             manifest, warnings = resuming.resume(folder, store, self._net, self._check, second=mirror)
             self.iteration = self._writer.whole = manifest["iteration"]
+            resumed = f"resumed from {folder / str(self.iteration)}{self._resume_rate()}"
             if store.rank == 0:
-                lines = [*(f"warning: {line}" for line in warnings), f"resumed from {folder / str(self.iteration)}"]
-                print("\n".join(lines), flush=True)
+                print("\n".join([*(f"warning: {line}" for line in warnings), resumed]), flush=True)
+
+    def _resume_rate(self) -> str:
+        """Give a trainer without a schedule the rate of the last step; text if it had another.
+
+        The rate is unknown where another number of workers has saved.
+        """
+        lr = self._store.session.step.lr
+        trainers = (one._trainer for one in self._net.collect_params().values())
+        trainer = next((one for one in trainers if one and one._kvstore_params["kvstore"] is self._store), None)
+        if not lr or trainer is None or trainer.optimizer.lr_scheduler or trainer.learning_rate == lr:
+            return ""
+        had = trainer.learning_rate
+        trainer.set_learning_rate(lr)
+        return f", at its learning rate of {lr:g} (the trainer had {had:g})"
 
     def step(self) -> None:
         """After each ``trainer.step``. Every now and then collective."""

@@ -24,7 +24,7 @@ from odsgd.config.train import TrainConfig
 from odsgd.training.data.data import load
 from odsgd.training.metrics import Clock, Sums
 from odsgd.training.run_log import RunLog
-from odsgd.training.schedule import lr_at, lr_local_at
+from odsgd.training.schedule import Schedule
 
 OPTIMIZERS: Dict[str, Any] = {
     "sgd": lambda of, config: torch.optim.SGD(of, config.lr, config.momentum, weight_decay=config.wd),
@@ -63,7 +63,8 @@ class Run:
         self.model = make(config.model, config.input_shape, config.classes, config.thumbnail)
         made = OPTIMIZERS[config.optimizer](self.model.parameters(), config)
         self.optimizer = od.Optimizer(made, self.model, self.store)
-        self.total = min(config.epochs * self.each, config.iterations or sys.maxsize)
+        self.schedule = Schedule(config, self.each, self.store.num_workers)
+        self.total = self.schedule.total
         self.run_log, self.clock = RunLog(config, not self.store.leads, 0, self.total), Clock()
 
     def train(self) -> None:
@@ -92,17 +93,13 @@ class Run:
                     break
         sums = Sums(*self.store.allreduce([sums.loss, sums.hits, sums.examples]).tolist())
         self.clock.stop()
-        last = self.store.iteration == self.total
-        due = self.config.eval_every and (last or (epoch + 1) % self.config.eval_every == 0)
-        tested = self.test() if due else {}
+        tested = self.test() if self.schedule.evaluation_due(epoch, self.store.iteration) else {}
         record = {**self.record(epoch, sums, since, seconds), **tested, "seconds": self.run_log.seconds() - began}
         self.run_log.epoch(record, self.config.epochs)
         return tested
 
     def iterate(self, images: Any, labels: Any) -> Sums:
-        t = self.store.iteration
-        self.optimizer.param_groups[0]["lr"] = lr_at(self.config, t, self.each)
-        self.store.lr_local = lr_local_at(self.config, t, self.each)
+        self.optimizer.param_groups[0]["lr"], self.store.lr_local = self.schedule.rates(self.store.iteration)
         self.optimizer.zero_grad()
         output = self.model(images)
         loss = torch.nn.functional.cross_entropy(output, labels)

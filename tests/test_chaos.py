@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from scripts.maintain import chaos
+from scripts.maintain import chaos, docs_tables
 
 KILLED: Dict[str, Any] = {"victim": "worker 1", "fault": "kill", "hit": True, "code": 137, "left": 0, "damaged": [],
                           "restarts": 0, "restarted": False, "finished": False, "named_s": 0.9, "accuracy": None,
@@ -65,9 +65,12 @@ def test_the_tables_have_a_line_for_each_victim_and_fault_and_for_each_moment() 
 
 
 def test_the_table_takes_its_place_in_a_page() -> None:
-    page = "a\n<!-- chaos -->\nold\n<!-- end of chaos -->\nb\n"
-    assert chaos.placed(page, "chaos", "new") == "a\n<!-- chaos -->\n\nnew\n\n<!-- end of chaos -->\nb\n"
-    assert chaos.placed(chaos.placed(page, "chaos", "new"), "chaos", "new") == chaos.placed(page, "chaos", "new")
+    page = "a\n<!-- one -->\nold\n<!-- end -->\nb\n<!-- two -->\n<!-- end -->\n"
+    new = docs_tables.put(page, "<!-- one -->", "new\n")
+    assert new == page.replace("old", "new") == docs_tables.put(new, "<!-- one -->", "new\n")
+    for lacking in ("<!-- end -->\n", "<!-- one -->\nold\n"):
+        with pytest.raises(SystemExit, match="expected `<!-- one -->` in the page, and `<!-- end -->` behind it"):
+            docs_tables.put(lacking, "<!-- one -->", "new\n")
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no compiler of C here")

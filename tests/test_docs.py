@@ -18,6 +18,8 @@ from kvstore.methods import METHODS
 from odsgd.lab.advise import knowledge
 from odsgd.lab.bench.report import CHANGED
 from scripts.maintain import docs_tables, scale, validate_virtual
+from scripts.reproduction.measures import MEASURES
+from scripts.reproduction.results import read
 from tests.jobs import ROOT, environment
 
 FOLDER = ROOT / "docs"
@@ -29,6 +31,12 @@ DOCS = {page.relative_to(FOLDER).with_suffix("").as_posix(): text for page, text
 HEADINGS = {"tutorial": "Tutorial", "how-to": "How-to guides", "reference": "Reference", "explanation": "Explanation",
             "results": "Results", "design": "For contributors", "contributing": "For contributors"}
 """Of the index, docs/README.md: the heading for a folder; the two pages that are in none are for contributors."""
+WHOLE_TRAININGS = [
+    ("MobileNet", "accuracy", ("table-1-paper", "ssgd"), ("table-1-paper", "odsgd")),
+    ("ResNet18", "accuracy5", ("table-2-paper", "ssgd-4"), ("table-2-paper", "odsgd-4")),
+    ("ResNet-20", "accuracy", ("table-6-medium", "ssgd"), ("gap-resnet20-medium", "sgd-100")),
+    ("the same, 10 epochs", "accuracy", ("gap-resnet20-medium", "ssgd-25"), ("gap-resnet20-medium", "sgd-25"))]
+"""Rows of the README: their measure, file and cell of SSGD and of OD-SGD."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -272,11 +280,13 @@ def test_the_first_screen_says_what_was_measured() -> None:
         for told, name in zip(said[1:], ("ssgd", "odsgd")):
             numbers = seeds[name]
             assert told == f"{min(numbers):.1f} – {max(numbers):.1f} %"
-    means = {cells[0]: float(cells[2].split()[0]) for cells in table_rows(section(DOCS["results/od-sgd"], "Table 2"))
-             if cells[2][0].isdigit()}
-    for row, workers in (("ResNet18", 4), ("the same, 12", 12)):
+    for row, measure, *cells in WHOLE_TRAININGS:
         said = next(cells for cells in table_rows(README) if row in cells[0])
-        assert said[1:] == [f"{means[f'{label}, M = {workers}']:.1f} %" for label in ("SSGD", "OD-SGD")]
+        found = [{one.seed: MEASURES[measure].of(one) for one in read(path).values() if one.cell == cell}
+                 for path, cell in ((FOLDER / f"results/data/od-sgd/{file}.jsonl", cell) for file, cell in cells)]
+        both = [[of[seed] for seed in set(found[0]) & set(found[1])] for of in found]
+        texts = [sorted({f"{end(numbers):.1f}" for end in (min, max)}) for numbers in both]
+        assert said[1:] == [" – ".join(text) + " %" for text in texts]
 
 
 def test_benchmarks_of_a_changed_source_say_so() -> None:

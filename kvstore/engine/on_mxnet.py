@@ -94,18 +94,18 @@ def prepare() -> None:
 atexit.register(mx.nd.waitall)  # first, so that it comes last: a job is left before, in good order or not
 
 
-class PreparedOperator:
-    """A prepared call of an MXNet operator on arrays that stay the same. It takes a fifth of the front end's time."""
+class PreparedCopy:
+    """A prepared call of `amp_multicast` on arrays that stay the same. It takes a fifth of the front end's time."""
 
-    def __init__(self, name: str, inputs: Sequence[NDArray], outputs: Sequence[NDArray], **settings: Any) -> None:
-        self._arrays = *inputs, *outputs  # alive as long as their handles are used
+    def __init__(self, sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        self._arrays = *sources, *targets  # alive as long as their handles are used
         operator = ctypes.c_void_p()
-        mx.base.check_call(mx.base._LIB.NNGetOpHandle(name.encode(), ctypes.byref(operator)))
-        self._outputs = ctypes.cast(_handles(outputs), ctypes.POINTER(ctypes.c_void_p))
-        self._number, self._kinds = ctypes.c_int(len(outputs)), ctypes.POINTER(ctypes.c_int)()
-        self._arguments = (operator, len(inputs), _handles(inputs), ctypes.byref(self._number),
-                           ctypes.byref(self._outputs), len(settings), mx.base.c_str_array(list(settings)),
-                           mx.base.c_str_array([str(value) for value in settings.values()]), ctypes.byref(self._kinds))
+        mx.base.check_call(mx.base._LIB.NNGetOpHandle(b"amp_multicast", ctypes.byref(operator)))
+        self._targets = ctypes.cast(_handles(targets), ctypes.POINTER(ctypes.c_void_p))
+        self._number, self._kinds = ctypes.c_int(len(targets)), ctypes.POINTER(ctypes.c_int)()
+        self._arguments = (operator, len(sources), _handles(sources), ctypes.byref(self._number),
+                           ctypes.byref(self._targets), 1, mx.base.c_str_array(["num_outputs"]),
+                           mx.base.c_str_array([str(len(sources))]), ctypes.byref(self._kinds))
 
     def __call__(self) -> None:
         mx.base.check_call(mx.base._LIB.MXImperativeInvokeEx(*self._arguments))

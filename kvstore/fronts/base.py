@@ -42,14 +42,12 @@ class FrontEnd:
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         self.session: Session = (transport.session_class or Session)(method, options, transport)
-        self.options = self.session.method.options
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)
         """The rate of local steps; None: the optimizer's. It may be set at any time."""
         self.lanes: List[Any] = []
         """Every bucket's way between the parameters and flat arrays, from the first step on."""
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
-        self._joined = False  # this worker's data have ended, and not all others'
         self._shown: Optional[Snapshot] = None  # what the parameters hold in the place of this worker's own weights
         self._own_aux: Dict[str, Any] = {}  # this worker's own meanwhile
         self._told_unsent = False
@@ -63,6 +61,10 @@ class FrontEnd:
     @property
     def name(self) -> str:
         return self.session.method.name
+
+    @property
+    def options(self) -> Any:
+        return self.session.method.options
 
     @property
     def rank(self) -> int:
@@ -109,15 +111,18 @@ class FrontEnd:
         every other collective call joins first, and so does the end of the process.
         """
         self._check_usable()
+        if self.session.method.asynchronous:
+            raise ConfigError(f"join: workers of an asynchronous store, as `{self.name}`, do not wait for each other; "
+                              "leave it out")
         if self.options.uneven != "join":
             raise ConfigError("join: every worker has to know that others may end before it; make the store with "
                               "uneven=\"join\"")
         self.begin()
         self._check_between("join")
-        self._joined = self.session.joined = True
+        self.session.joined = True
         while self._iterate():
             self.session.wait()
-        self._joined = self.session.joined = False
+        self.session.joined = False
         self.wait()
 
     @contextlib.contextmanager
@@ -224,17 +229,14 @@ class FrontEnd:
         Collective where `state_is_shared`.
         """
         self._check_begun("server_state")
-        self.wait()
-        return saving.server_state(self.session, self.session.weights_holder.exporting().read())
+        return saving.server_state(self.session, self.exporting().read())
 
     def rounds(self) -> Dict[str, Any]:
         """By bucket, which workers were in each round and whom it answered, where a method has rounds of some workers
         (`replay`). Waits; any one worker may call it.
         """
         self._check_begun("rounds")
-        self.wait()
-        state = self.session.weights_holder.exporting().read()
-        return {str(key): log_in(facts["rule"] or {}) for key, (_, facts) in state.items()}
+        return {str(key): log_in(facts["rule"] or {}) for key, (_, facts) in self.exporting().read().items()}
 
     def exporting(self) -> Export:
         """The same state, as it is now, in pieces to fetch between later steps; `saving.server_state` makes the same of
@@ -394,9 +396,9 @@ class FrontEnd:
         rates. They travel as bytes, since sums of bytes are exact.
         """
         mine = np.frombuffer(np.array(numbers, float).tobytes(), np.uint8)
-        active, *sums = self.session.transport.total(np.array([1, *mine]) * (not self._joined))
+        active, *sums = self.session.transport.total(np.array([1, *mine]) * (not self.session.joined))
         theirs = np.array(sums) / max(active, 1)
-        if not self._joined and (theirs != mine).any():
+        if not self.session.joined and (theirs != mine).any():
             raise ProtocolError(f"iteration {self.iteration + 1}: the workers differ in their learning rates (here "
                                 f"{', '.join(f'{rate:g}' for rate in numbers[1:])}), or one takes another step; let "
                                 "schedules depend on the iteration alone, and not on how many batches a worker has")

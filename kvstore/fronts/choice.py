@@ -1,6 +1,7 @@
 """From a name and options to a method, and to this process's place in its job."""
+import contextlib
 import os
-from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
 
 from kvstore import methods
 from kvstore.errors import ConfigError
@@ -42,14 +43,21 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             reach: Callable[[str, Optional[str], float], Transport] = connect,
             ) -> Tuple[Type[Method], Options, Transport]:
     """What every front end makes its store of; `reach` waits for the job, the first time in a process."""
-    try:
+    with errors_in_a_job_end_it():
         name, written = fit.split(name)
         transport = written.pop("transport", None) if transport is None else transport
         given = fit.options_of(methods.find(name), {**written, **options})
         if not isinstance(transport, Transport):
             transport = reach(name, transport, given.timeout_s)
         return fit.fitting(methods.find(name), given, transport), given, transport
+
+
+@contextlib.contextmanager
+def errors_in_a_job_end_it() -> Iterator[None]:
+    """A ConfigError before there is a transport, which would see to it, ends a process of a job by one line, too."""
+    try:
+        yield
     except ConfigError:
-        if environment.in_job() or environment.by_torchrun():  # a transport would have said so
+        if environment.in_job() or environment.by_torchrun():
             ending.die_of_errors()
         raise

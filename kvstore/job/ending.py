@@ -105,9 +105,9 @@ def end_well(leave: Callable[[], None], waits: Optional[Callable[[], bool]] = No
 
 def _with_place(message: str, trace: Any) -> str:
     """An error of ours says what to do, so that of its traceback the script's own line is enough."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    others = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.__file__) + os.sep
     script = [at for at in traceback.extract_tb(trace) if "site-packages" not in at.filename
-              and not os.path.abspath(at.filename).startswith(ours)]  # gluon.Trainer, too, stands between them
+              and not os.path.abspath(at.filename).startswith(others)]  # gluon.Trainer, too, stands between them
     first, *rest = message.split("\n", 1)
     place = f" ({os.path.basename(script[-1].filename)}, line {script[-1].lineno})" if script else ""
     return "\n".join([first + place, *rest])

@@ -42,7 +42,7 @@ def _flush(descriptor: int, until: float) -> None:
     """Write what is untold, as far as the pipe takes it by then."""
     while _untold:
         try:
-            del _untold[:os.write(descriptor, _untold)]
+            del _untold[:os.write(descriptor, bytes(_untold))]  # a copy, lest a fork meanwhile cannot clear it
         except BlockingIOError:
             left_s = until - time.monotonic()
             if left_s <= 0 or not select.select([], [descriptor], [], left_s)[1]:

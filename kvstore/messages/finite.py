@@ -32,7 +32,7 @@ MOST_LINES = 20
 """Lines that a process writes about skipped gradients."""
 _lines = itertools.count(1)
 
-ADVICE = "Lower the learning rate, look at the data, or let on_nan be `continue`"
+ADVICE = "Lower the learning rate, look at the data, or let on_nan be `skip` or `continue`"
 
 
 def names(bucket: Bucket) -> Names:

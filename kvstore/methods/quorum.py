@@ -94,13 +94,11 @@ class QuorumRule(AsyncRule):
     def look(self, worker_rank: int, w: np.ndarray) -> None:
         """An evaluation ends a round as its worker's question would, but is not in the log: a run with a plan closes
         rounds when they are due there, whoever looks and when. Several may be: what came last of one was an answer."""
-        due = self.version + 1 < len(self._plan)
-        if not due and worker_rank in self._pushed_ranks():
+        if self.version + 1 < len(self._plan):
+            while self._close(w, 0) and self.version + 1 < len(self._plan):
+                pass
+        elif worker_rank in self._pushed_ranks():
             self._close(w, self.options.quorum)
-        while due:
-            before = self.version
-            self._close(w, 0)
-            due = before < self.version and self.version + 1 < len(self._plan)
 
     def _pushed_ranks(self) -> List[int]:
         return [rank for rank, _ in self.members]
@@ -111,18 +109,20 @@ class QuorumRule(AsyncRule):
             return bool(self._plan[self.version][1].count(worker_rank) > self.log_now[1].count(worker_rank))
         return self.options.quorum < self.num_workers or worker_rank not in self._pushed_ranks()
 
-    def _close(self, w: np.ndarray, at_least: int) -> None:
-        """Close the round if so many workers are in it, or all that are left; by a plan, if it is the next there."""
+    def _close(self, w: np.ndarray, at_least: int) -> bool:
+        """Close the round if so many workers are in it, or all that are left; by a plan, if it is the next there.
+        Returns whether it is closed.
+        """
         ranks = self._pushed_ranks()
         if self.version < len(self._plan) and len(self.log_now[1]) < len(self._plan[self.version][1]):
-            return
+            return False
         if self.version + 1 < len(self._plan):
             at_least, ranks = 0, self._plan[self.version + 1][0]
         if not ranks or Counter(ranks) - Counter(self._pushed_ranks()):
-            return
+            return False
         self._wake_all_once_met()
         if len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers and self._may_still_come(ranks):
-            return
+            return False
         left: List[Any] = []
         closed: List[Any] = []
         missing = Counter(ranks)
@@ -133,6 +133,7 @@ class QuorumRule(AsyncRule):
         self.close(w, np.array([rate for (_, rate), _ in closed]), [push for _, push in closed])
         self.members, self.pushes = [member for member, _ in left], [push for _, push in left]
         self._log_next(sorted(ranks))
+        return True
 
     def _log_next(self, ranks: List[int]) -> None:
         """The log goes on with the version that this round has made."""

@@ -103,7 +103,7 @@ def state_names(optimizer: Optimizer) -> List[str]:
 # The server gets them by another way, or has no use for them.
 _NOT_CARRIED = {"lr_scheduler", "param_dict", "sym_info", "idx2name", "lr_mult", "wd_mult", "rescale_grad",
                 "_all_index_update_counts", "_index_update_count"}
-_FOLLOWED = {"lr", "rescale_grad", "num_update", "begin_num_update"}
+_FOLLOWED = {"lr", "lr_scheduler", "rescale_grad", "num_update", "begin_num_update"}
 
 
 def describe(optimizer: Optimizer) -> Dict[str, Any]:

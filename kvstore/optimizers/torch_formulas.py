@@ -86,8 +86,6 @@ class RMSprop(TorchFormula):
         w <- w - lr d                              momentum: b <- momentum b + d;  w <- w - lr b
     """
 
-    remembers = ("square_avg", "grad_avg", "momentum_buffer")
-
     def __init__(self, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0, centered: bool = False,
                  **options: Any) -> None:
         super().__init__(**options)

@@ -66,7 +66,7 @@ class Session:
         self.workers: Dict[int, Worker] = {}
         self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
         self.joined = False
-        """Whether this worker's data have ended, so that it takes no step of its own."""
+        """Whether this worker's data have ended, and not all others', so that it takes no step of its own."""
         self.optimizer: Optimizer = None
         self.outer: Optimizer = None  # U, where the method has its own
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
@@ -353,10 +353,11 @@ class Session:
         return [one for one in range(method.fragments(own)) if method.due(own, self.step.t, one)]
 
     def unsent(self) -> Tuple[int, int]:
-        """Steps of this worker since its weights were sent last, and from one exchange to the next."""
+        """Steps of this worker since it sent last, and from one exchange to the next."""
         own = self._own_options
-        at_once = self.method.takes == "weights" and self.method.fragments(own) == 1  # else some always lack steps
-        every = self.method.intervals(own)[0] if at_once else 1
+        at_once = self.method.fragments(own) == 1  # else some always lack steps
+        lacks = at_once and (self.method.takes == "weights" or self.method.asynchronous)  # sasgd adds up what is unsent
+        every = self.method.intervals(own)[0] if lacks else 1
         return self.step.t % every, every
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:

@@ -187,4 +187,3 @@ class Buffered(Servers):
     def set_versions(self, versions: Dict[int, int]) -> None:
         for key, version in versions.items():
             self._buffers[key].version[:] = version
-

@@ -153,6 +153,6 @@ def _counts() -> Tuple[int, int]:
                if not os.environ.get(name)]
     if missing:
         raise ConfigError(f"this store needs a job and {missing[0]} is not set; start the script with "
-                          "`odsgd launch -n 2 -s 1 python script.py`, or use kvstore.create('local') in one process")
+                          "`odsgd launch -n 2 -s 1 python script.py`, or make the store `local` in one process")
     os.environ.setdefault("DMLC_ROLE", "worker")
     return int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])

@@ -133,7 +133,7 @@ def _check_world(worker_rank: int, num_workers: int, mpi: Any) -> None:
     expected = next(filter(None, map(os.environ.get, names)), None)
     if expected is None:
         raise ConfigError("this store needs a job; start the script with `odsgd launch -n 2 -s 0 python script.py` or "
-                          "`mpiexec -n 2 python script.py`, or use kvstore.create('local') in one process")
+                          "`mpiexec -n 2 python script.py`, or make the store `local` in one process")
     vendor = " ".join([mpi.get_vendor()[0], ".".join(map(str, mpi.get_vendor()[1]))])
     check_place(f"the rank in MPI ({vendor})", worker_rank, num_workers, expected, "mpi4py must be built on the MPI "
                 "that starts the job, and for `odsgd launch` on MPICH or its kin "

@@ -2,7 +2,7 @@
 
 An array is cut into one block per worker. First partial sums of every block travel round the ring, and each worker
 adds its own block (reduce-scatter). Then the whole sums travel round (allgather). Each worker sends 2 (p - 1)/p of the
-array's bytes, which no allreduce can beat. `messages` is the whole algorithm, without a network.
+array's bytes, which no allreduce can beat. `Round.messages` is the whole algorithm, without a network.
 
 One thread of each process moves all messages. It has several rounds in flight, so that one adds while others transfer.
 It sleeps between its looks at MPI, since other workers need the core. Rounds start in the order of the script's calls.
@@ -36,22 +36,6 @@ LEAST_BUCKET_NBYTES, LEAST_PATIENT_NBYTES = 128 * 1024, 512 * 1024
 Pair = Tuple[np.ndarray, np.ndarray]  # of messages: to the next worker, from the previous one
 Pairs = Generator[Pair, None, np.ndarray]
 Messages = Iterator[Optional[Pair]]
-
-
-def messages(worker_rank: int, num_workers: int, codec: Codec, own: np.ndarray, total: np.ndarray,
-             scratch: Pair) -> Messages:
-    """The sum of every worker's `own` in `total`, as one worker's pairs of messages (to the next, from the previous).
-
-    The caller sends and receives each pair, and goes on when both are over. `scratch`: two buffers, each large enough
-    for the message of one block.
-    """
-    if num_workers == 1:
-        np.copyto(total, own)
-        return
-    ours, sums = blocks(own, num_workers), blocks(total, num_workers)
-    outgoing = yield from reduce_scatter(worker_rank, codec, ours, sums, scratch)
-    codec.decode(outgoing, sums[owned(worker_rank, num_workers)])  # its owner goes on with what the others will decode
-    yield from allgather(worker_rank, codec, outgoing, sums, scratch)
 
 
 def owned(worker_rank: int, num_workers: int) -> int:
@@ -142,8 +126,19 @@ class Round:
         return self.codec.nbytes(-(-self.own.size // num_workers))
 
     def messages(self, worker_rank: int, num_workers: int, scratch: Pair) -> Messages:
-        """Its pairs, one after the other; None: the round pauses until `Rounds.resume`."""
-        return messages(worker_rank, num_workers, self.codec, self.own, self.total, scratch)
+        """The sum of every worker's `own` in `total`, as one worker's pairs of messages (to the next, from the
+        previous); None: the round pauses until `Rounds.resume`.
+
+        The caller sends and receives each pair, and goes on when both are over. `scratch`: two buffers, each large
+        enough for the message of one block.
+        """
+        if num_workers == 1:
+            np.copyto(self.total, self.own)
+            return
+        ours, sums = blocks(self.own, num_workers), blocks(self.total, num_workers)
+        outgoing = yield from reduce_scatter(worker_rank, self.codec, ours, sums, scratch)
+        self.codec.decode(outgoing, sums[owned(worker_rank, num_workers)])  # as the others will decode it
+        yield from allgather(worker_rank, self.codec, outgoing, sums, scratch)
 
 
 AnyRound = TypeVar("AnyRound", bound=Round)

@@ -168,10 +168,7 @@ class ParameterServers(Buffered):
         return self._connection.total(array, self._timeout_s)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
-        counted: Dict[int, Dict[str, Any]] = {}
-        for answer in self._read_answers("statistics"):
-            counted.update({int(key): one for key, one in json.loads(answer).items()})
-        return counted
+        return {int(key): one for answer in self._read_answers("statistics") for key, one in json.loads(answer).items()}
 
     def exporting(self) -> Export:
         answers: Export = self._connection.answers("export", self._timeout_s)

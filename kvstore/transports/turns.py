@@ -30,14 +30,7 @@ class _Waiter:
 
 
 class Turns:
-    """Whose turn it is.
-
-    Parameters
-    ----------
-    num_workers : how many threads `run` starts
-    order : worker ranks, one per exchange, in the order in which exchanges take place; None: as they come
-    timeout_s : how long a worker waits for its turn or its answer
-    """
+    """Whose turn it is. The parameters are those of `Stage` (`in_process`)."""
 
     def __init__(self, num_workers: int, order: Optional[Iterable[int]], timeout_s: float) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s

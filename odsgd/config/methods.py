@@ -15,6 +15,9 @@ MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
           **dict.fromkeys(("dist_async", "dist_device_async"), "asgd"), "device": "local"}
 """MXNet's name of a store -> ours; with a local optimizer ssgd is odsgd."""
 
+Defaults = Dict[str, Tuple["dataclasses.Field[Any]", List[str]]]
+"""Each default of an option, in words: a field that has it, and the stores whose it is."""
+
 
 def store_named(asked: str, optimizer_local: Optional[str]) -> str:
     """Our name of the store that a user asks for, perhaps in MXNet's words."""
@@ -41,17 +44,18 @@ def fields() -> Dict[str, dataclasses.Field[Any]]:
         "MethodOptions", [(name, Any, field) for name, field in made.items()]))}
 
 
-def meanings() -> Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]]:
-    """Name of an option -> help -> default -> a field with this help and default, and its stores."""
-    found: Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]] = {}
+def meanings() -> Dict[str, Dict[str, Defaults]]:
+    """Every option by its name; of each, what it means, in the words of its help, and the defaults that it has then."""
+    found: Dict[str, Dict[str, Defaults]] = {}
     for store, method in METHODS.items():
         for field in dataclasses.fields(method.Options):
-            meaning = found.setdefault(field.name, {}).setdefault(field.metadata["help"], {})
-            meaning.setdefault(_default(field), (field, []))[1].append(store)
+            defaults = found.setdefault(field.name, {}).setdefault(field.metadata["help"], {})
+            _, stores = defaults.setdefault(_default(field), (field, []))
+            stores.append(store)
     return found
 
 
-def _help(name: str, text: str, defaults: Dict[str, Tuple[dataclasses.Field[Any], List[str]]]) -> str:
+def _help(name: str, text: str, defaults: Defaults) -> str:
     """``easgd, eamsgd: what it is (default: 4)``, or with each default's stores beside it."""
     if len(defaults) > 1:
         shown = "; ".join(f"{', '.join(stores)}: {default}" for default, (_, stores) in defaults.items())

@@ -9,7 +9,8 @@
 
 >>> from odsgd.config.train import TrainConfig
 >>> config = TrainConfig(lr=0.8, lr_warmup="2epochs", lr_step_epochs="4,6", epochs=8)
->>> [round(lr_at(config, t, batches_per_epoch=10), 4) for t in (0, 10, 20, 39, 40, 60)]
+>>> schedule = Schedule(config, batches_per_epoch=10, num_workers=1)
+>>> [round(schedule.rates(t)[0], 4) for t in (0, 10, 20, 39, 40, 60)]
 [0.0, 0.4, 0.8, 0.8, 0.08, 0.008]
 
 A run may go on with another number of workers:
@@ -51,9 +52,22 @@ class Schedule:
 
     def rates(self, iteration: int) -> Tuple[float, Optional[float]]:
         """lr and lr_local; lr_local None: it follows lr."""
-        counted = iteration + self.progress.ahead
-        return (lr_at(self._config, counted, self.batches_per_epoch) * self.scaling,
-                lr_local_at(self._config, counted, self.batches_per_epoch))
+        t, config = iteration + self.progress.ahead, self._config
+        span, steps = config.lr_warmup.iterations(self.batches_per_epoch), config.lr_step_epochs
+        lr = config.lr * self._decay(steps, max(t, span))
+        if t < span:
+            lr = config.lr_warmup_from + (lr - config.lr_warmup_from) * t / span
+        if config.lr_local is None:
+            return lr * self.scaling, None
+        own = config.lr_step_epochs_local
+        return lr * self.scaling, config.lr_local * self._decay(steps if own is None else own, t)
+
+    def _decay(self, step_epochs: Sequence[int], t: int) -> float:
+        config = self._config
+        if config.lr_decay == "poly":
+            start, end = config.lr_warmup.iterations(self.batches_per_epoch), config.epochs * self.batches_per_epoch
+            return 1.0 if t <= start else max(0.0, (end - t) / max(1, end - start)) ** 2
+        return config.lr_factor ** sum(t >= epoch * self.batches_per_epoch for epoch in step_epochs)
 
     def settings(self, iteration: int) -> str:
         """The options, with their values, that mend a run that diverges."""
@@ -83,31 +97,6 @@ class Schedule:
             return [f"the delay never begins: warmup is {count} iterations, and the run has {self.total}. Lower "
                     "warmup, e.g. --warmup 1epoch, or train longer"]
         return [f"the delay begins in iteration {count + 1} of {self.total}, since warmup is {count} iterations"]
-
-
-def lr_at(config: TrainConfig, iteration: int, batches_per_epoch: int) -> float:
-    """Learning rate of the global optimizer in iteration `iteration`, 0-based."""
-    span = config.lr_warmup.iterations(batches_per_epoch)
-    if iteration >= span:
-        return config.lr * _decay(config, config.lr_step_epochs, iteration, batches_per_epoch)
-    reached = config.lr * _decay(config, config.lr_step_epochs, span, batches_per_epoch)
-    return config.lr_warmup_from + (reached - config.lr_warmup_from) * iteration / span
-
-
-def lr_local_at(config: TrainConfig, iteration: int, batches_per_epoch: int) -> Optional[float]:
-    """Learning rate of the local optimizer in iteration `iteration`; None: the global rate."""
-    if config.lr_local is None:
-        return None
-    own = config.lr_step_epochs_local
-    steps = config.lr_step_epochs if own is None else own
-    return config.lr_local * _decay(config, steps, iteration, batches_per_epoch)
-
-
-def _decay(config: TrainConfig, step_epochs: Sequence[int], iteration: int, batches_per_epoch: int) -> float:
-    if config.lr_decay == "poly":
-        start, end = config.lr_warmup.iterations(batches_per_epoch), config.epochs * batches_per_epoch
-        return 1.0 if iteration <= start else max(0.0, (end - iteration) / max(1, end - start)) ** 2
-    return config.lr_factor ** sum(iteration >= epoch * batches_per_epoch for epoch in step_epochs)
 
 
 class EpochShares(NamedTuple):

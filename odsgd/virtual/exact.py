@@ -30,7 +30,7 @@ The rules.
 import collections
 import heapq
 import math
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple, Type
 
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.seam import TrafficSettings
@@ -284,31 +284,29 @@ class Simulation:
 
     def _left(self, worker: WorkerTimes, lane: LaneTimes, op: Op, time: int) -> bool:
         """Send a question, or a part of a sum, unless it waits for answers. Returns whether it left."""
-        what, number, behind, update = op
-        if what == "sum":
-            self._send(worker, lane, time, number, update, what)
+        if op.what == "sum":
+            self._send(worker, lane, time, op)
             return True
-        if number > lane.answered + 1:
+        if op.number > lane.answered + 1:
             return False
         if lane.arrived > time:
             time = lane.arrived
-        for b, last in behind:
+        for b, last in op.behind:
             other = worker.lanes[b]
             if last > other.answered:
                 worker.behind.setdefault((b, last), []).append(lane.b)
                 return False
             if last == other.answered and other.arrived > time:  # an earlier one was there before the next one left
                 time = other.arrived
-        self._send(worker, lane, time, number, None, what)
+        self._send(worker, lane, time, op)
         return True
 
-    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, number: int, update: Optional[bool],
-              what: str) -> None:
-        """A worker's message can leave at `time`. `update`: of a sum, whether U follows."""
+    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, op: Op) -> None:
+        """A worker's message can leave at `time`."""
         leaves = self._message(worker, time)
-        lane.sent, lane.back = (lane.b + more for more in self.sizes.get(what, (0, 0)))
-        if update is not None:
-            self._part(leaves, worker.rank, lane.b, number, update)
+        lane.sent, lane.back = (lane.b + more for more in self.sizes.get(op.what, (0, 0)))
+        if op.what == "sum":
+            self._part(leaves, worker.rank, lane.b, op.number, op.update)
         elif lane.way:
             self._to_link(leaves, worker.rank, lane.b, 0, 0)
         else:  # the server is on the worker's host

@@ -7,13 +7,14 @@ import collections
 import secrets
 import time
 from pathlib import Path
-from typing import Any, Deque, Dict, Optional, Tuple
+from typing import Any, Deque, Dict, Tuple
 
 from kvstore.messages.buckets import WIRE_DTYPE
 from kvstore.tracing.trace import Trace
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import LaneTimes, Simulation, WorkerTimes
+from odsgd.virtual.programs import Op
 
 
 class TracedSimulation(Simulation):
@@ -52,10 +53,9 @@ class TracedSimulation(Simulation):
         self._bar(self._traces[worker.rank], stage, b, time, over)
         return over
 
-    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, number: int, update: Optional[bool],
-              what: str) -> None:
+    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, op: Op) -> None:
         self._waited[worker.rank, lane.b].append(time)
-        super()._send(worker, lane, time, number, update, what)
+        super()._send(worker, lane, time, op)
 
     def _answered(self, worker: WorkerTimes, lane: LaneTimes, time: int, update: int) -> None:
         there, m = max(time, worker.messages_free) + self.costs.message, worker.rank

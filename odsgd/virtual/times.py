@@ -177,16 +177,18 @@ def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged:
     averaged : pushes that make one update
     warm_up : iterations of each worker that do not count, nor does what follows the first worker's last question
     """
-    asks = [t for t in range(1, every[0] * every[1] + 1) if t % every[0] == 0 or t % every[1] == 0]
-    pushes = [t % every[0] == 0 for t in asks]
+    period = every[0] * every[1]
+    asks = [t for t in range(1, period + 1) if t % every[0] == 0 or t % every[1] == 0]  # iterations with a question
     taus: Dict[int, int] = collections.Counter()
     for order in orders:
         left, asked = collections.Counter(order), collections.Counter()  # type: Dict[int, int], Dict[int, int]
         seen: Dict[int, int] = collections.defaultdict(int)
         pushed = 0
         for m in order:
-            if pushes[asked[m] % len(asks)]:
-                if asks[asked[m] % len(asks)] + asked[m] // len(asks) * every[0] * every[1] > warm_up:
+            periods, place = divmod(asked[m], len(asks))
+            t = periods * period + asks[place]
+            if t % every[0] == 0:
+                if t > warm_up:
                     taus[pushed // averaged - seen[m]] += 1
                 pushed += 1
             seen[m] = pushed // averaged

@@ -11,7 +11,7 @@ itself, in a coroutine (greenlet): what one server is asked first may reach its 
 """
 import collections
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -223,27 +223,31 @@ class VirtualSession(Session):
             answered = self.transport.stage.answered[self.transport.worker_rank]
             if seen == answered:
                 return False
-            if any(ready() for _, ready, _ in waiting):
+            if any(one.ready() for one in waiting):
                 return True
             seen = answered
             return False
 
         while waiting:
-            self.transport.stage.wait_until(some_ready, waiting[0][2])
-            one = next(one for one in waiting if one[1]())
+            self.transport.stage.wait_until(some_ready, waiting[0].what)
+            one = next(one for one in waiting if one.ready())
             waiting.remove(one)
-            waiting += _until_it_waits(one[0])
+            waiting += _until_it_waits(one.bucket)
         return None
 
 
-_Waiting = Tuple[greenlet, Callable[[], bool], str]
-"""A bucket, whether it can go on, and what it waits for, in words."""
+class _Waiting(NamedTuple):
+    """A bucket, whether it can go on, and what it waits for, in words."""
+
+    bucket: greenlet
+    ready: Callable[[], bool]
+    what: str
 
 
 def _until_it_waits(bucket: greenlet, *values: Any) -> List[_Waiting]:
-    """Go on with a bucket, until it is done (then nothing comes back) or waits."""
+    """Go on with a bucket, until it is done (then nothing comes back) or waits (`VirtualStage.wait_until`)."""
     asked = bucket.switch(*values)
-    return [] if bucket.dead else [(bucket, *asked)]
+    return [] if bucket.dead else [_Waiting(bucket, *asked)]
 
 
 class _OnStage(Transport):

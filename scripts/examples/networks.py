@@ -1,4 +1,4 @@
-"""The networks of the presets in PyTorch, layer by layer those of Gluon's and GluonCV's model zoos.
+"""The networks of the presets in PyTorch, layer by layer those of Gluon's and GluonCV's model zoos, and one of odsgd's.
 
     >>> sum(parameter.numel() for parameter in make("cifar_resnet20_v1", (3, 32, 32), 10).parameters())
     272474
@@ -106,9 +106,18 @@ def mobilenet(shape: Tuple[int, int, int], classes: int, thumbnail: bool) -> Lis
     return [*layers, *head(1024, classes)]
 
 
+def caffe_cifar10(shape: Tuple[int, int, int], classes: int, thumbnail: bool) -> List[nn.Module]:
+    """Pooling keeps a window that the edge cuts, as odsgd's own does."""
+    pooled = [-(-size // 8) for size in shape[1:]]
+    return [conv(shape[0], 32, 5, bias=True), nn.MaxPool2d(3, 2, ceil_mode=True), nn.ReLU(),
+            conv(32, 32, 5, bias=True), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True),
+            conv(32, 64, 5, bias=True), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True),
+            nn.Flatten(), nn.Linear(64 * pooled[0] * pooled[1], classes)]
+
+
 NETWORKS: Dict[str, Callable[[Tuple[int, int, int], int, bool], List[nn.Module]]] = {
     "mlp": mlp, "resnet18_v1": resnet18_v1, "resnet18_v2": resnet18_v2, "resnet50_v1": resnet50_v1,
-    "cifar_resnet20_v1": cifar_resnet20_v1, "mobilenet1.0": mobilenet}
+    "cifar_resnet20_v1": cifar_resnet20_v1, "mobilenet1.0": mobilenet, "caffe_cifar10": caffe_cifar10}
 
 
 def make(name: str, shape: Tuple[int, int, int], classes: int, thumbnail: bool = False) -> nn.Module:

@@ -33,6 +33,7 @@ from odsgd.lab import cluster  # noqa: E402
 from odsgd.launch.linux import descendants, state  # noqa: E402
 from odsgd.tools import piped  # noqa: E402
 from odsgd.training.checkpoint import manifests  # noqa: E402
+from scripts.maintain.docs_tables import put  # noqa: E402
 
 EPOCHS, EVERY, PER_EPOCH = 40, 20, {1: 44, 2: 22, 3: 14}
 STORES = {  # flags, and whether two runs of two workers have the same bits
@@ -481,15 +482,6 @@ def summary(results: List[Dict[str, Any]], seed: int) -> str:
             f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}. {kept}")
 
 
-def placed(page: str, name: str, text: str) -> str:
-    """The page with the text between the marks of this name."""
-    head, begin, rest = page.partition(f"<!-- {name} -->\n")
-    _, end, tail = rest.partition(f"<!-- end of {name} -->")
-    if not begin or not end:
-        raise SystemExit(f"the page has no lines `<!-- {name} -->` and `<!-- end of {name} -->`")
-    return f"{head}{begin}\n{text}\n\n{end}{tail}"
-
-
 def out_of_reach(folder: Path) -> Dict[str, str]:
     """Victims that cannot be hit here, and why."""
     beyond = {}
@@ -543,7 +535,8 @@ def main() -> int:
     print(text)
     if options.markdown:
         page = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(placed(page, "chaos", f"{summary(mine, options.seed)}\n\n{text}"), encoding="utf-8")
+        said = f"\n{summary(mine, options.seed)}\n\n{text}\n\n"
+        options.markdown.write_text(put(page, "<!-- chaos -->", said), encoding="utf-8")
     return int(any(one["broken"] for one in mine))
 
 

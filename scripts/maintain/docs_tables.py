@@ -94,10 +94,11 @@ def written(page: str) -> str:
 
 def put(page: str, mark: str, text: str) -> str:
     """The page with a text between its mark and the next end."""
-    before, found, rest = page.partition(f"{mark}\n")
-    if not found:
-        raise SystemExit(f"expected `{mark}` in the page")
-    return f"{before}{mark}\n{text}<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    before, begin, rest = page.partition(f"{mark}\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not (begin and end):
+        raise SystemExit(f"expected `{mark}` in the page, and `<!-- end -->` behind it")
+    return f"{before}{begin}{text}{end}{after}"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from odsgd.tools import piped  # noqa: E402
-from scripts.maintain.chaos import placed, results_of  # noqa: E402
+from scripts.maintain.chaos import results_of  # noqa: E402
+from scripts.maintain.docs_tables import put  # noqa: E402
 
 PIECE = 25000
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--timeout", "0", "-o",
@@ -102,7 +103,7 @@ def main() -> int:
     print(text)
     if options.markdown:
         page = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(placed(page, "fuzz", f"{summary(results)}\n\n{text}"), encoding="utf-8")
+        options.markdown.write_text(put(page, "<!-- fuzz -->", f"\n{summary(results)}\n\n{text}\n\n"), encoding="utf-8")
     return int(any(one["broken"] for one in results))
 
 

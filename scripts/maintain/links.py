@@ -8,7 +8,6 @@ on a host of its own. All take SGD steps of the same rate; weights travel every 
 control: the same steps of one worker, with and without outer momentum; of these runs only the end is kept.
 """
 import csv
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from kvstore.messages.codecs import codec
 from odsgd import tools
-from odsgd.report.runs import METRICS
+from odsgd.report.runs import METRICS, events_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "results" / "weights.csv"
@@ -78,15 +77,11 @@ def run(folder: Path, job: Job) -> Curve:
 def trained(out: Path, options: Sequence[str]) -> List[Dict[str, Any]]:
     """What a training says after each epoch; one that has ended in `out` is not run again."""
     path = out / METRICS
-
-    def records() -> List[Dict[str, Any]]:
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    if not any(record["event"] == "end" for record in records()):
+    if not path.exists() or not any(record["event"] == "end" for record in events_of(path)):
         subprocess.run([sys.executable, "-m", "odsgd", "train", "--config", str(ROOT / "configs/digits_async.yaml"),
                         *options, "--checkpoint-every", "1000epochs", "--out", str(out)], check=True,
                        stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return [record for record in records() if record["event"] == "epoch"]
+    return [record for record in events_of(path) if record["event"] == "epoch"]
 
 
 def draw(curves: Dict[Job, Curve]) -> None:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from odsgd.tools import piped
 from scripts.maintain import chaos
+from scripts.maintain.docs_tables import put
 
 TRANSPORTS = {"ps-lite": ("ssgd", "ps-lite"), "sockets": ("ssgd", "sockets"), "ring": ("sasgd", "")}
 
@@ -78,7 +79,7 @@ def main() -> int:
     print(text)
     if options.markdown:
         page = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(chaos.placed(page, "recovery", text), encoding="utf-8")
+        options.markdown.write_text(put(page, "<!-- recovery -->", f"\n{text}\n\n"), encoding="utf-8")
     return 0
 
 

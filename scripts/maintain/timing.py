@@ -176,15 +176,6 @@ def limit(T_cop: float, T_wire: float) -> float:
     return max(T_cop, T_wire)
 
 
-def T_delayed(T_cop: float, T_com: float, T_wire: float) -> float:
-    """One exchange deep, and exchanges may overlap: Eq. 2 of OD-SGD where the wire has room, else the wire's time.
-
-    >>> T_delayed(2.0, 4.0, 1.0), T_delayed(2.0, 4.0, 3.5)
-    (3.0, 3.5)
-    """
-    return max(T_new(T_cop, T_com), T_wire)
-
-
 def T_interval(T: int, T_cop: float, T_com: float) -> float:
     """Workers that exchange every `T` iterations and wait for it (SASGD): an iteration on average.
 

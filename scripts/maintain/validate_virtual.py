@@ -29,9 +29,11 @@ from kvstore.messages.buckets import Parameter  # noqa: E402  (the path comes fi
 from odsgd.config.files import read_cluster  # noqa: E402
 from odsgd.lab.bench import models, systems  # noqa: E402
 from odsgd.lab.bench.systems import AUTO, OURS  # noqa: E402
+from odsgd.tools import piped  # noqa: E402
 from odsgd.training.step.emulated import FORWARD  # noqa: E402
 from odsgd.virtual import times  # noqa: E402
 from odsgd.virtual.description import Draws, LayerTimes, Quantity, VirtualCluster  # noqa: E402
+from scripts.maintain.docs_tables import put  # noqa: E402
 from scripts.maintain.emulated_passes import passes  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "benchmarks" / "virtual_2core_202611.json"
@@ -217,24 +219,20 @@ def distance(one: Dict[Any, int], other: Dict[Any, int]) -> float:
 def section(results: Dict[str, Any]) -> str:
     """What docs/how-to/virtual.md says of the results."""
     found = results["rows"]
-    lines = ["| page | rows | links alone: median error, within 10 % | shared cores: median error, within 10 % |",
-             "|---|---:|---:|---:|"]
+    by_page = [["page", "rows", "links alone: median error, within 10 %", "shared cores: median error, within 10 %"]]
     for page in [*dict.fromkeys(row["page"] for row in found), "all"]:
         some = [row for row in found if page in (row["page"], "all")]
-        cells = [f"{100 * median:.1f} %, {100 * share:.0f} %" for median, share in
-                 (summary(some, "links_ms"), summary(some))]
-        lines.append(f"| {page} | {len(some)} | {cells[0]} | {cells[1]} |")
-    worst = sorted(found, key=lambda row: -abs(error(row)))[:WORST]
-    lines += ["", f"The {WORST} worst of the last column:", "",
-              "| row | measured, ms | links alone | shared cores | cores used |", "|---|---:|---:|---:|---:|"]
-    lines += [f"| {place(row)} | {row['measured_ms']:g} | {100 * error(row, 'links_ms'):+.0f} % | "
-              f"{100 * error(row):+.0f} % | {100 * row['busy']:.0f} % |" for row in worst]
-    lines += ["", "| asynchronous job, 1 Gbit/s, one server | staleness, real | virtual | total variation distance |",
-              "|---|---:|---:|---:|"]
-    lines += [f"| `{one['store']}`, {one['workers']} workers, {one['model']}, {one['compute_ms']:g} ms, lognormal:"
-              f"{one['spread']:g} | {mean(one['real']):.2f} | {mean(one['virtual']):.2f} | "
-              f"{distance(one['real'], one['virtual']):.3f} |" for one in results.get("staleness", [])]
-    return "\n".join(lines) + "\n"
+        by_page.append([page, str(len(some)), *(f"{100 * median:.1f} %, {100 * share:.0f} %" for median, share in
+                                                (summary(some, "links_ms"), summary(some)))])
+    worst = [["row", "measured, ms", "links alone", "shared cores", "cores used"]]
+    worst += [[place(row), f"{row['measured_ms']:g}", f"{100 * error(row, 'links_ms'):+.0f} %",
+               f"{100 * error(row):+.0f} %", f"{100 * row['busy']:.0f} %"]
+              for row in sorted(found, key=lambda row: -abs(error(row)))[:WORST]]
+    stale = [["asynchronous job, 1 Gbit/s, one server", "staleness, real", "virtual", "total variation distance"]]
+    stale += [[f"`{one['store']}`, {one['workers']} workers, {one['model']}, {one['compute_ms']:g} ms, lognormal:"
+               f"{one['spread']:g}", f"{mean(one['real']):.2f}", f"{mean(one['virtual']):.2f}",
+               f"{distance(one['real'], one['virtual']):.3f}"] for one in results.get("staleness", [])]
+    return f"{piped(by_page)}\n\nThe {WORST} worst of the last column:\n\n{piped(worst)}\n\n{piped(stale)}\n"
 
 
 def place(row: Dict[str, Any]) -> str:
@@ -245,21 +243,19 @@ def place(row: Dict[str, Any]) -> str:
 
 def table(results: Dict[str, Any]) -> str:
     """The page with every row."""
-    lines = ["# Measured rows and the virtual cluster's, November 2026", "",
-             f"<!-- Written by scripts/maintain/validate_virtual.py from {RESULTS.name} -->", "",
-             f"Every row of these pages that a virtual cluster knows, from `{results['profile']}`: milliseconds per "
-             "iteration.", "[Virtual clusters](../../how-to/virtual.md#against-real-jobs) says how.", "",
-             "| row | measured | links alone | error | shared cores | error |", "|---|---:|---:|---:|---:|---:|"]
-    lines += [f"| {place(row)} | {row['measured_ms']:g} | {row['links_ms']:.1f} | {100 * error(row, 'links_ms'):+.1f} "
-              f"% | {row['predicted_ms']:.1f} | {100 * error(row):+.1f} % |" for row in results["rows"]]
-    return "\n".join(lines) + "\n"
+    rows = [["row", "measured", "links alone", "error", "shared cores", "error"]]
+    rows += [[place(row), f"{row['measured_ms']:g}", f"{row['links_ms']:.1f}", f"{100 * error(row, 'links_ms'):+.1f} %",
+              f"{row['predicted_ms']:.1f}", f"{100 * error(row):+.1f} %"] for row in results["rows"]]
+    return ("# Measured rows and the virtual cluster's, November 2026\n\n"
+            f"<!-- Written by scripts/maintain/validate_virtual.py from {RESULTS.name} -->\n\n"
+            f"Every row of these pages that a virtual cluster knows, from `{results['profile']}`: milliseconds per "
+            "iteration.\n[Virtual clusters](../../how-to/virtual.md#against-real-jobs) says how.\n\n"
+            f"{piped(rows)}\n")
 
 
 def described(page: str) -> str:
     """docs/how-to/virtual.md with the section as it should be."""
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return re.sub(r"(<!-- validation -->\n).*?(<!-- end -->)", lambda match: match[1] + section(results) + match[2],
-                  page, flags=re.DOTALL)
+    return put(page, "<!-- validation -->", section(json.loads(RESULTS.read_text(encoding="utf-8"))))
 
 
 def main() -> None:

@@ -6,16 +6,16 @@ import fnmatch
 import math
 import os
 import re
-import signal
 import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
-from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
+from kvstore.errors import EXIT_FAILURE, ConfigError, shown
 from odsgd.cli import ended
 from odsgd.config.flags import Parser
+from odsgd.launch.early import handled_by
 from odsgd.tools import pyplot
 from scripts.reproduction import pages, results, words
 from scripts.reproduction.declarations import SCALES, SOURCES, STATES, Item, Trial, named, paper_called, papers
@@ -60,12 +60,13 @@ def _main(argv: Sequence[str]) -> int:
         print("\n".join(map(str, pages.write(papers(), asked.results))))
         return EXIT_FAILURE if results.refused else 0
     folders = Folders(asked.data_dir, asked.results, asked.runs)
-    if asked.again:
-        return _until_stopped(lambda: _again(asked.again, folders))
-    if not asked.items and not asked.plan:
+    if not (asked.again or asked.items or asked.plan):
         raise ConfigError("expected tables or figures to run, as od-sgd/table-2; or --plan, --list, --report, --again")
-    trials = planned() if asked.plan else chosen(named(asked.items), asked.scale, asked.cells, asked.seeds)
-    return _until_stopped(lambda: _run(trials, folders, asked.jobs, asked.budget))
+    with handled_by(lambda number, frame: sys.exit(128 + number)):  # which ends the trainings
+        if asked.again:
+            return _again(asked.again, folders)
+        trials = planned() if asked.plan else chosen(named(asked.items), asked.scale, asked.cells, asked.seeds)
+        return _run(trials, folders, asked.jobs, asked.budget)
 
 
 def _parser() -> Parser:
@@ -165,17 +166,6 @@ def _again(named_so: Sequence[str], folders: Folders) -> int:
     second = again(trial, folders, _say)
     _say(f"{trial}: {differing(first, second)}")
     return 0 if first.numbers() == second.numbers() else EXIT_FAILURE
-
-
-def _until_stopped(work: Callable[[], int]) -> int:
-    """What `work` returns, or the status after Ctrl-C; Ctrl-C and SIGTERM end its trainings with it."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        return work()
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _say(text: str) -> None:

@@ -196,7 +196,7 @@ def _dashed(axes: Any, values: Mapping[str, float], colours: Mapping[str, Any]) 
     if far:
         text = " to ".join(dict.fromkeys(f"{value:.1f}" for value in (min(far), max(far))))
         where = " ↑" * (min(far) > high) + " ↓" * (max(far) < low)
-        axes.set_title(f"the paper ends at {text}{where}", loc="right", fontsize=7, color="grey")
+        axes.set_title(f"the paper: {text}{where}", loc="right", fontsize=7, color="grey")
 
 
 def _by_epoch(results: Sequence[Result], column: str) -> List[List[float]]:

@@ -29,7 +29,7 @@ from odsgd.config.train import TrainConfig
 from odsgd.config.train_options import DATASETS
 from odsgd.lab.processes import GRACE_S
 from odsgd.launch import linux
-from odsgd.report.runs import METRICS, events_of
+from odsgd.report.runs import METRICS, events_of, read_records
 from odsgd.tools import cpu
 from odsgd.training.checkpoint.manifests import complete
 from scripts.reproduction import results
@@ -235,7 +235,7 @@ def _lacks_staleness(one: _Running) -> bool:
     """Whether an asynchronous training was killed between its last checkpoint and the count of its servers; then that
     checkpoint goes, so that the last epoch is run again.
     """
-    if not one.config.asynchronous or any(event["event"] == "staleness" for event in events_of(one.folder / METRICS)):
+    if not one.config.asynchronous or read_records(one.folder).staleness:
         return False
     kept = one.folder / "checkpoints"
     shutil.rmtree(kept / str(complete(kept)[-1]))
@@ -262,24 +262,20 @@ def differing(before: Result, now: Result) -> str:
 
 def collected(trial: Trial, folder: Path) -> Result:
     """The result that a run's folder holds."""
-    events = events_of(folder / METRICS)
-    starts = [event for event in events if event["event"] == "start"]
-    epochs = {event["epoch"]: event for event in events if event["event"] == "epoch"}  # written again: the later counts
-    counted = [event for event in events if event["event"] == "staleness"]
+    records = read_records(folder)
+    start, counted = records.start, records.staleness
     return Result(
         cell=trial.cell.name, seed=trial.seed, paper=trial.item.paper, item=trial.item.name, scale=trial.scale.name,
         asked=trial.asked,
-        config=kept(starts[-1]["config"]),
-        versions={**starts[-1]["versions"],
-                  **from_sources((folder / SOURCES).read_text(encoding="utf-8").splitlines())},
+        config=kept(start["config"]),
+        versions={**start["versions"], **from_sources((folder / SOURCES).read_text(encoding="utf-8").splitlines())},
         machine={"cpu": cpu(), "cores": os.cpu_count(), "threads": 1},
-        parameters=starts[-1]["parameters"],
-        starts=len(starts),
-        seconds=round(sum(epoch["seconds"] for epoch in epochs.values()), 1),
-        rows=results.thinned([[rounded(epochs[number].get(name)) for name in COLUMNS] for number in sorted(epochs)]),
-        staleness={"mean": rounded(counted[-1]["staleness_mean"]), "max": counted[-1]["staleness_max"],
-                   "lr_mean": rounded(counted[-1]["lr_mean"]), "histogram": counted[-1]["histogram"]}
-        if counted else None)
+        parameters=start["parameters"],
+        starts=sum(event["event"] == "start" for event in events_of(folder / METRICS)),
+        seconds=round(sum(epoch["seconds"] for epoch in records.epochs), 1),
+        rows=results.thinned([[rounded(epoch.get(name)) for name in COLUMNS] for epoch in records.epochs]),
+        staleness={"mean": rounded(counted["staleness_mean"]), "max": counted["staleness_max"],
+                   "lr_mean": rounded(counted["lr_mean"]), "histogram": counted["histogram"]} if counted else None)
 
 
 def kept(config: Mapping[str, Any]) -> Dict[str, Any]:

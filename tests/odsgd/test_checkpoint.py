@@ -1,6 +1,6 @@
 """Checkpoints of a script of one's own."""
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ def values(net: Any, device: int) -> Values:
     return {name: parameter.list_data()[device].asnumpy() for name, parameter in net.collect_params().items()}
 
 
-def train(folder: Path, trained: str, devices: int = 1, freeze: bool = False) -> Tuple[int, Values, Values]:
+def train(folder: Path, trained: str, devices: int = 1, freeze: bool = False, lr: Optional[float] = None
+          ) -> Tuple[int, Values, Values]:
     """Two steps of a Trainer of some parameters; the iteration it begins at, the values then and afterwards."""
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -30,6 +31,8 @@ def train(folder: Path, trained: str, devices: int = 1, freeze: bool = False) ->
     store = kvstore.create("ssgd", Stage(1).worker(0))
     trainer = mx.gluon.Trainer(net.collect_params(trained), "sgd", {"learning_rate": 0.1}, kvstore=store)
     keeper = checkpoint.keep(store, net, folder, every=2)
+    if lr is not None:
+        trainer.set_learning_rate(lr)
     begun, before = keeper.iteration, values(net, devices - 1)
     for _ in range(2):
         with mx.autograd.record():
@@ -53,6 +56,38 @@ def test_whatever_part_of_a_network_is_trained_all_of_it_comes_back(tmp_path: Pa
     assert all(np.array_equal(before[name], saved[name]) for name in saved)
     assert not np.array_equal(after["net_dense1_weight"], saved["net_dense1_weight"])
     assert np.array_equal(begun_at["net_dense0_weight"], saved["net_dense0_weight"]) == (trained == ".*dense1")
+
+
+def test_a_learning_rate_that_the_script_has_set_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, ".*", lr=0.01)
+    assert "resumed" not in capsys.readouterr().out
+    for iteration in (2, 4):
+        train(tmp_path, ".*")
+        assert f"resumed from {tmp_path / str(iteration)}, at its learning rate of 0.01 (the trainer had 0.1)\n" \
+            in capsys.readouterr().out
+
+
+def test_a_rate_that_goes_on_is_that_of_the_stores_trainer(tmp_path: Path) -> None:
+    rates = []
+    for _ in range(2):
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(2, in_units=2), nn.Dense(1, in_units=2))
+        net.initialize()
+        store = kvstore.create("ssgd", Stage(1).worker(0))
+        body, head = (mx.gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": lr}, kvstore=its)
+                      for layer, lr, its in zip(net, (0.001, 0.1), (None, store)))
+        keeper = checkpoint.keep(store, net, tmp_path, every=1)
+        rates.append((body.learning_rate, head.learning_rate))
+        head.set_learning_rate(0.05)
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 2)))
+        loss.backward()
+        for trainer in (body, head):
+            trainer.step(1)
+        keeper.step()
+        keeper.close()
+    assert rates == [(0.001, 0.1), (0.001, 0.05)]
 
 
 @pytest.mark.parametrize("kind, said", [

@@ -2,7 +2,6 @@
 which add up, and by a store that takes the mean. No store sees a batch. But before the first step the arrays of which a
 script calls `backward` have a row for each example, and a Module knows its batch.
 """
-import functools
 import math
 import sys
 import threading
@@ -19,29 +18,21 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def counting(backward: Callable[..., None]) -> Callable[..., None]:
+def backward(mxnets: Callable[..., None], heads: Any, *arguments: Any, **options: Any) -> None:
     """``NDArray.backward`` or ``autograd.backward``, with its rows counted."""
-    @functools.wraps(backward)
-    def counted(heads: Any, *arguments: Any, **options: Any) -> None:
-        if _here.rows is not None:
-            several = heads if isinstance(heads, (list, tuple)) else [heads]
-            _seen(sum(head.shape[0] if head.shape else 1 for head in several))
-        backward(heads, *arguments, **options)
-
-    return counted
+    if _here.rows is not None:
+        several = heads if isinstance(heads, (list, tuple)) else [heads]
+        _seen(sum(head.shape[0] if head.shape else 1 for head in several))
+    mxnets(heads, *arguments, **options)
 
 
-def telling(init_optimizer: Callable[..., None]) -> Callable[..., None]:
+def init_optimizer(mxnets: Callable[..., None], module: Any, *arguments: Any, **options: Any) -> None:
     """``Module.init_optimizer``, which tells its batch, and a store of ours which parameters are fixed."""
-    @functools.wraps(init_optimizer)
-    def init_telling(module: Any, *arguments: Any, **options: Any) -> None:
-        init_optimizer(module, *arguments, **options)
-        group, store = module._exec_group, module._kvstore
-        _seen(group.batch_size)
-        if type(store).__module__.startswith("kvstore."):
-            store._leave_alone(name for name, grads in zip(group.param_names, group.grad_arrays) if grads[0] is None)
-
-    return init_telling
+    mxnets(module, *arguments, **options)
+    group, store = module._exec_group, module._kvstore
+    _seen(group.batch_size)
+    if type(store).__module__.startswith("kvstore."):
+        store._fixed.update(name for name, grads in zip(group.param_names, group.grad_arrays) if grads[0] is None)
 
 
 def _seen(rows: int) -> None:

@@ -10,7 +10,7 @@ import importlib.machinery
 import os
 import sys
 import types
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, List, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon import batch
@@ -31,26 +31,39 @@ def install(mx: Any, create: Create) -> None:
         return
     setattr(mx.kvstore, TAUGHT, True)
     ours = functools.partial(_ours, mx, create)
-    mx.kvstore.create = _creating(mx.kvstore.create, ours)  # mx.kv is the same module
-    mx.model._create_kvstore = mx.module.module._create_kvstore = _preparing(mx, mx.model._create_kvstore, ours)
-    mx.gluon.Trainer.__init__ = _making(mx, mx.gluon.Trainer.__init__, ours)
-    mx.gluon.trainer._create_sparse_kvstore = _keeping(mx.gluon.trainer._create_sparse_kvstore)
-    mx.nd.NDArray.backward = batch.counting(mx.nd.NDArray.backward)
-    mx.autograd.backward = batch.counting(mx.autograd.backward)
-    mx.mod.Module.init_optimizer = batch.telling(mx.mod.Module.init_optimizer)
+    _wrap(mx.kvstore, "create", functools.partial(_create, mx, ours))  # mx.kv is the same module
+    for module in (mx.model, mx.module.module):
+        _wrap(module, "_create_kvstore", functools.partial(_create_for_module, mx, ours))
+    _wrap(mx.gluon.Trainer, "__init__", functools.partial(_init_trainer, mx, ours))
+    _wrap(mx.gluon.trainer, "_create_sparse_kvstore", _create_sparse)
+    _wrap(mx.nd.NDArray, "backward", batch.backward)
+    _wrap(mx.autograd, "backward", batch.backward)
+    _wrap(mx.mod.Module, "init_optimizer", batch.init_optimizer)
     _watch_saving(mx)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Let `around` be called in place of a function of MXNet's, which it gets as its first argument."""
+    mxnets = getattr(owner, name)
+
+    @functools.wraps(mxnets)
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return around(mxnets, *arguments, **options)
+
+    setattr(owner, name, wrapped)
 
 
 def _watch_saving(mx: Any) -> None:
     """Every way of MXNet's to write parameters (`module_checkpoint`, `Module.save_checkpoint` take `save_params`)."""
-    block, hybrid, module, parameters = (mx.gluon.Block, mx.gluon.HybridBlock, mx.mod.BaseModule,
-                                         mx.gluon.ParameterDict)
-    block.save_parameters = _saving(block.save_parameters, lambda it, *_, **__: it.collect_params())
-    hybrid.export = _saving(hybrid.export, lambda it, *_, **__: it.collect_params())
-    parameters.save = _saving(parameters.save, lambda it, *_, **__: it)
-    module.save_params = _saving(module.save_params, lambda it, *_, **__: it.get_params()[0])
-    mx.model.save_checkpoint = mx.callback.save_checkpoint = _saving(
-        mx.model.save_checkpoint, lambda prefix, epoch, symbol, arg_params, *_, **__: arg_params)
+    ways: List[Tuple[Any, str, Callable[..., Iterable[str]]]] = [
+        (mx.gluon.Block, "save_parameters", lambda it, *_, **__: it.collect_params()),
+        (mx.gluon.HybridBlock, "export", lambda it, *_, **__: it.collect_params()),
+        (mx.gluon.ParameterDict, "save", lambda it, *_, **__: it),
+        (mx.mod.BaseModule, "save_params", lambda it, *_, **__: it.get_params()[0]),
+        *((module, "save_checkpoint", lambda prefix, epoch, symbol, arg_params, *_, **__: arg_params)
+          for module in (mx.model, mx.callback))]
+    for owner, name, names in ways:
+        _wrap(owner, name, functools.partial(_save, names))
 
 
 def install_when_imported(create: Create) -> None:
@@ -79,8 +92,10 @@ def _ours(mx: Any, create: Create, store: Any, **options: Any) -> Any:
     if _is_mxnets(store):
         return _stand_in(create, store.lower())
     from kvstore import methods
+    from kvstore.fronts import choice
     name, colon, written = store.partition(":")
-    methods.find(name.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
+    with choice.errors_in_a_job_end_it():
+        methods.find(name.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
     return create(name.lower() + colon + written, **options)
 
 
@@ -111,57 +126,68 @@ def _stand_in(create: Create, name: str) -> Any:
     return store
 
 
-def _creating(mxnets: Create, ours: Create) -> Create:
+def _create(mx: Any, ours: Create, mxnets: Create, name: Any = "local", **options: Any) -> Any:
     """``mx.kv.create`` with our names."""
-    @functools.wraps(mxnets)
-    def create(name: Any = "local", **options: Any) -> Any:
-        store = ours(name, **options)
-        return mxnets(name, **options) if store is name else store
+    store = ours(name, **options)
+    if store is not name:
+        return store
+    idle = _idle_store()
+    if idle is not None and isinstance(name, str) and "dist" in name.lower() \
+            and name.lower() not in mx.kvstore.KVStoreBase.kv_registry:
+        raise ConfigError(f"`{name}` is MXNet's own store, whose workers would wait for servers that this job does not "
+                          f"have: it has an `{idle.name}` store; give the trainer kvstore=store")
+    return mxnets(name, **options)
 
-    return create
 
-
-def _preparing(mx: Any, mxnets: Callable[..., Any], ours: Create) -> Callable[..., Any]:
+def _create_for_module(mx: Any, ours: Create, mxnets: Callable[..., Any], kvstore: Any, *arguments: Any) -> Any:
     """``mx.model._create_kvstore``, which makes Module's store, with our names.
 
     Where the store's type says so, Module divides its gradients by the number of workers.
     """
-    @functools.wraps(mxnets)
-    def create_kvstore(kvstore: Any, *arguments: Any) -> Any:
-        if _becomes_ours(mx, kvstore):
-            _check_updates("Module", None)
-        store, updates = mxnets(ours(kvstore), *arguments)
-        name = getattr(store, "stands_for", None) or ""
-        if "dist" in name and "_sync" in name:
-            store._multiply_back()
-        return store, updates
-
-    return create_kvstore
+    if _becomes_ours(mx, kvstore):
+        _check_updates("Module", None)
+    store, updates = mxnets(ours(kvstore), *arguments)
+    name = getattr(store, "stands_for", None) or ""
+    if "dist" in name and "_sync" in name:
+        store._multiply_back()
+    return store, updates
 
 
-def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., None]:
+def _init_trainer(mx: Any, ours: Create, init: Callable[..., None], trainer: Any, *arguments: Any, **options: Any
+                  ) -> None:
     """``Trainer.__init__``, which looks at its store when it is made, and not with the first step."""
-    @functools.wraps(init)
-    def __init__(trainer: Any, *arguments: Any, **options: Any) -> None:
-        init(trainer, *arguments, **options)
-        asked = trainer._kvstore_params
-        if _becomes_ours(mx, asked["kvstore"]):
-            _check_updates("Trainer", asked["update_on_kvstore"])
-            asked["update_on_kvstore"] = True  # row-sparse gradients would otherwise leave it to the name of the store
-            store = asked["kvstore"] = ours(asked["kvstore"])
-            store.session.lr_given = trainer._optimizer.lr  # before a schedule of the script's
-            _admit(mx, type(store))
+    init(trainer, *arguments, **options)
+    asked = trainer._kvstore_params
+    if _becomes_ours(mx, asked["kvstore"]):
+        _check_updates("Trainer", asked["update_on_kvstore"])
+        asked["update_on_kvstore"] = True  # row-sparse gradients would otherwise leave it to the name of the store
+        store = asked["kvstore"] = ours(asked["kvstore"])
+        store.session.lr_given = trainer._optimizer.lr  # before a schedule of the script's
+        store._has_trainer = True
+        _admit(mx, type(store))
+        return
+    idle = None if asked["kvstore"] is None else _idle_store()
+    if idle is not None:
+        idle._warn(f"a gluon.Trainer with the store `{getattr(asked['kvstore'], 'type', asked['kvstore'])}` trains a "
+                   f"network of this worker's own; to train one on all workers, by `{idle.name}`, give it "
+                   "kvstore=store")
 
-    return __init__
 
-
-def _keeping(mxnets: Callable[..., Any]) -> Callable[..., Any]:
+def _create_sparse(mxnets: Callable[..., Any], store: Any) -> Any:
     """``_create_sparse_kvstore``, which makes a Trainer's store where weights are row-sparse, for ours, too."""
-    @functools.wraps(mxnets)
-    def create_sparse_kvstore(store: Any) -> Any:
-        return (store, True) if type(store).__module__.startswith("kvstore.") else mxnets(store)
+    return (store, True) if type(store).__module__.startswith("kvstore.") else mxnets(store)
 
-    return create_sparse_kvstore
+
+def _made() -> Iterable[Any]:
+    """The stores of this process."""
+    made: Any = getattr(sys.modules.get("kvstore.fronts.gluon.store"), "made", None)
+    refs = () if made is None else tuple(made.data)  # at once: threads of a virtual cluster add to it
+    return [store for store in (ref() for ref in refs) if store is not None]
+
+
+def _idle_store() -> Any:
+    """A store that has not been given a model yet; None if there is none."""
+    return next((store for store in _made() if store._awaits_model), None)
 
 
 def _admit(mx: Any, kind: Any) -> None:
@@ -171,18 +197,13 @@ def _admit(mx: Any, kind: Any) -> None:
     trainer.KVStore = known if kind in known else (*known, kind)
 
 
-def _saving(save: Callable[..., Any], names: Callable[..., Iterable[str]]) -> Callable[..., Any]:
+def _save(names: Callable[..., Iterable[str]], save: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """A function of MXNet's that saves parameters, with a line of warning where they are one worker's own."""
-    @functools.wraps(save)
-    def save_parameters(*arguments: Any, **options: Any) -> Any:
-        stores = getattr(sys.modules.get("kvstore.fronts.gluon.store"), "begun", ())
-        own = [store for store in stores if store.holds_own(names(*arguments, **options))]
-        if own:
-            from kvstore.fronts.base import warn_of_own  # which imports MXNet
-            warn_of_own(own[0].name, ", or by odsgd.callbacks")
-        return save(*arguments, **options)
-
-    return save_parameters
+    own = [store for store in _made() if store.holds_own(names(*arguments, **options))]
+    if own:
+        from kvstore.fronts.base import warn_of_own  # which imports MXNet
+        warn_of_own(own[0].name, ", or by odsgd.callbacks")
+    return save(*arguments, **options)
 
 
 def _check_updates(who: str, asked: Any) -> None:

@@ -20,13 +20,8 @@ Layer = List[Tuple[Segment, NDArray]]
 """A bucket's part of an array of each key, as flat views; one device's, as a rule."""
 
 
-def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
-    """What copies each source to its target, in single precision."""
-    return on_mxnet.PreparedOperator("amp_multicast", sources, targets, num_outputs=len(sources))
-
-
 def _convert(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
-    """The same to or from half precision, which `amp_multicast` does not know on a CPU, or another device."""
+    """What copies to or from half precision, which `amp_multicast` does not know on a CPU, or another device."""
     def one_by_one() -> None:
         for source, target in zip(sources, targets):
             source.copyto(target)
@@ -157,7 +152,7 @@ class Lane:
 
     def _copier(self, sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
         at_once = self.bucket.first.dtype == WIRE_DTYPE and len({array.context for array in (*sources, *targets)}) == 1
-        return (_copy if at_once else _convert)(sources, targets)
+        return on_mxnet.PreparedCopy(sources, targets) if at_once else _convert(sources, targets)
 
     @staticmethod
     def _parts(flat: NDArray, layer: Layer) -> List[NDArray]:

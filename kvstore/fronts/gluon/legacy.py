@@ -1,4 +1,6 @@
 """What MXNet's own stores can do beside `broadcast` and `pushpull`: older calls, the optimizer's state in a file."""
+import functools
+import sys
 from typing import Any, Callable, List, Optional
 
 import numpy as np
@@ -11,6 +13,15 @@ from kvstore.job import agreement, environment
 from kvstore.messages.seam import Saved
 from kvstore.session import saving
 from kvstore.state.npz import read_npz, write_npz
+
+_MORE = ("which keeps more than them (versions and backups, unfinished intervals, sums in flight, weights that "
+         "travelled, workers' own optimizers); use odsgd.checkpoint.keep, or `odsgd train --resume`")
+
+
+@functools.lru_cache(maxsize=None)  # once
+def _warn_of_states(name: str) -> None:
+    print(f"{environment.who()}: warning: saved optimizer states alone will not continue this `{name}` run in another "
+          f"job, {_MORE}", file=sys.stderr, flush=True)
 
 
 class LegacyStore(Store):
@@ -125,6 +136,8 @@ class LegacyStore(Store):
 
         Where `state_is_shared`, all call it, and each writes its file.
         """
+        if not self._resumes_from_optimizer:
+            _warn_of_states(self.name)
         arrays, meta = self.server_state()
         with open(fname, "wb") as file:
             write_npz(file, arrays, meta)
@@ -135,18 +148,17 @@ class LegacyStore(Store):
         that step every worker calls it, between the same two iterations, and waits until all have. Only worker 0 reads
         then (else the one that `leads`); if it cannot, all raise the same ConfigError.
         """
-        if self.lanes:
+        if self.lanes and self.session.method.takes != "weights":
             self._settle("load_optimizer_states", [])
             self._load_optimizer(fname)
-            return
-        if not self.session.method.resumes_from_optimizer:
-            raise ConfigError(f"optimizer states alone do not continue a `{self.name}` run, which keeps more than "
-                              "them (versions and backups, unfinished intervals, sums in flight); use load_state "
-                              "(`odsgd train --resume`)")
-        if getattr(self.options, "codec_weights", "none") != "none":
-            raise ConfigError("optimizer states alone do not continue a run with codec_weights, whose servers keep the "
-                              "weights that travelled, too; use load_state (`odsgd train --resume`)")
-        self._saved_servers = _states(fname)
+        elif self.lanes or not self._resumes_from_optimizer:
+            raise ConfigError(f"optimizer states alone do not continue a `{self.name}` run, {_MORE}")
+        else:
+            self._saved_servers = _states(fname)
+
+    @property
+    def _resumes_from_optimizer(self) -> bool:
+        return self.session.method.resumes_from_optimizer and getattr(self.options, "codec_weights", "none") == "none"
 
     def _multiply_back(self) -> None:
         """The script divides gradients by the number of workers, for servers that add up. Undo it: methods expect each
@@ -154,7 +166,7 @@ class LegacyStore(Store):
         """
         self._factor = float(self.num_workers)
         if self.session.method.reduces:
-            self._change({"reduction": "mean"})
+            self.session.change({"reduction": "mean"})
 
     def _load_optimizer(self, fname: str) -> None:
         """What the worker that leads reads goes to where the global optimizer lives; rules and workers keep what they

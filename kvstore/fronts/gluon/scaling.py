@@ -62,17 +62,16 @@ def overflowed(grads: Iterable[NDArray]) -> bool:
 
     NumPy inspects those on a CPU, which takes a hundredth of the time of MXNet's operator there.
     """
-    alike: Dict[Any, List[NDArray]] = {}
+    here: List[NDArray] = []
+    elsewhere: Dict[Any, List[NDArray]] = {}  # by device and type
     for grad in grads:
-        alike.setdefault((grad.context, grad.dtype), []).append(grad)
-    here = [grad for (context, dtype), arrays in alike.items() if _in_numpy(context, dtype) for grad in arrays]
-    found = [mx.nd.multi_all_finite(*part, num_arrays=len(part)) for on, arrays in alike.items() if not _in_numpy(*on)
+        if grad.context.device_type == "cpu" and grad.dtype is np.float32:
+            here.append(grad)
+        else:
+            elsewhere.setdefault((grad.context, grad.dtype), []).append(grad)
+    found = [mx.nd.multi_all_finite(*part, num_arrays=len(part)) for arrays in elsewhere.values()
              for part in (arrays[at:at + AT_A_TIME] for at in range(0, len(arrays), AT_A_TIME))]
     return not (all(map(_finite, here)) and all(bool(one.asscalar()) for one in found))
-
-
-def _in_numpy(context: Any, dtype: Any) -> bool:
-    return bool(context.device_type == "cpu" and dtype is np.float32)
 
 
 def _finite(grad: NDArray) -> bool:

@@ -32,8 +32,8 @@ from kvstore.optimizers import compensated  # noqa: F401  registers its own
 from kvstore.optimizers import described as optimizers
 from kvstore.tracing import wraps
 
-begun: "weakref.WeakSet[Store]" = weakref.WeakSet()
-"""The stores that train."""
+made: "weakref.WeakSet[Store]" = weakref.WeakSet()
+"""The stores of this process."""
 
 
 class Store(FrontEnd, mx.kvstore.KVStoreBase):
@@ -44,7 +44,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._keyed: Dict[Any, Keyed] = {}
         self._lanes_of: Dict[Any, List[Lane]] = {}
         self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
-        self._fixed: Set[Any] = set()  # keys that a Module leaves alone
+        self._fixed: Set[Any] = set()  # keys that a Module gives no gradients, though no trainer says so
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._factor = 1.0  # of all gradients
         self._scaler: Any = None  # of the loss, MXNet's
@@ -53,6 +53,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._overflowed = False  # a gradient of this iteration, so that there was none
         self._waits = Waits()
         self._settings: Dict[str, Any] = {}  # of the optimizer, and by parameter, as the first step has them
+        self._has_trainer = False  # which hands in its parameters with the first step
+        made.add(self)
 
     # -- what Gluon asks ---------------------------------------------------------------------------------------
 
@@ -86,11 +88,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             if name not in ours:
                 raise unknown("entry of compression_params", name, ours)
         # Not all codecs have a threshold.
-        self._change({ours[name]: value for name, value in compression_params.items() if value != THRESHOLD})
-
-    def _change(self, options: Dict[str, Any]) -> None:
-        self.session.change(options)
-        self.options = self.session.method.options
+        self.session.change({ours[name]: value for name, value in compression_params.items() if value != THRESHOLD})
 
     def scale_by(self, scaler: Any) -> None:
         """Leave out iterations in which a gradient of some worker overflows, and tell this scaler of MXNet's.
@@ -156,10 +154,6 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         """The sum over workers, in single precision. Collective; waits."""
         return self._sum(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
-    def _leave_alone(self, keys: Iterable[Any]) -> None:
-        """These never have gradients, though no trainer says so. Before the first step."""
-        self._fixed.update(keys)
-
     def begin(self) -> None:
         if self.lanes:
             return
@@ -177,7 +171,6 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                 self._lanes_of.setdefault(key, []).append(lane)
         self._open(lanes)
         self._check_settings(optimizer)
-        begun.add(self)
         pulse.more["waited_s"] = waits.seconds_waited
 
     def wait(self) -> None:
@@ -191,6 +184,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def waited_s(self) -> float:
         """Seconds that this worker's devices have waited for weights so far, by a sample of the iterations."""
         return self._waits.seconds
+
+    @property
+    def _awaits_model(self) -> bool:
+        """Whether workers that train now do so each by itself, since nobody has given this store parameters."""
+        return not (self._closed or self._keyed or self._has_trainer) and self.num_workers > 1
 
     def holds_own(self, names: Iterable[str]) -> bool:
         """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
@@ -301,8 +299,9 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
         if self.session.optimizer is None:
-            raise ConfigError("no optimizer: call set_optimizer before the first pushpull; gluon.Trainer does, unless "
-                              "it is made with update_on_kvstore=False, which these stores have no use for")
+            raise ConfigError(f"nothing has been trained with this `{self.name}` store yet, and it has no optimizer. A "
+                              "gluon.Trainer has to be given kvstore=store, and takes it up with its first step; "
+                              "before that the network holds the initial weights. Without a trainer: set_optimizer")
         return self.session.optimizer
 
     def _trainable(self) -> List[Parameter]:
@@ -339,7 +338,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _iterate_bucket(self, step: Step, scale: float, lane: Lane) -> None:
         room = self.session.room(lane.bucket)
-        grad = lane.nothing(room) if self._joined else lane.take(scale, room)
+        grad = lane.nothing(room) if self.session.joined else lane.take(scale, room)
         lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _leaves_out(self) -> bool:

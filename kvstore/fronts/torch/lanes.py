@@ -66,9 +66,10 @@ class Trained:
     def _check(self, before: Optional[Tuple[torch.Tensor, int]]) -> None:
         if before is not None and (self.parameter.grad is not before[0] or before[0]._version != before[1]):
             raise ProtocolError(f"the gradient of {self.name} was changed between backward() and step(), when it may "
-                                "have left already; to clip gradients, or to add them up, run backward() under `with "
-                                "optimizer.no_sync():`; if DistributedDataParallel is around the model, give "
-                                "od.Optimizer that (docs/how-to/pytorch.md)")
+                                "have left already; to add gradients up, run backward() under `with "
+                                "optimizer.no_sync():`; to clip them, call optimizer.synchronize_grads() after it, "
+                                "too; if DistributedDataParallel is around the model, give od.Optimizer that "
+                                "(docs/how-to/pytorch.md)")
 
     def hold(self) -> None:
         """The weights are the store's now."""

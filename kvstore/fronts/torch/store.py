@@ -96,6 +96,9 @@ class TorchStore(FrontEnd):
         self.show(self.lanes)
 
     def close(self) -> None:
+        if not (self._closed or self._tensors) and self.num_workers > 1:
+            self._warn(f"this `{self.name}` store was given no model, so that each worker has trained its own: no "
+                       "od.Optimizer was made of it")
         super().close()
         self._leave_model()
 
@@ -138,7 +141,7 @@ class TorchStore(FrontEnd):
         """
         self._check_usable()
         if self._tensors:
-            raise ConfigError(f"this `{self.name}` store trains another model; make one for each model")
+            raise ConfigError(f"this `{self.name}` store has its od.Optimizer already; make a new store for another")
         tensors = now()
         self._refuse_shards(tensors)
         self.session.use(optimizer)
@@ -191,6 +194,8 @@ class TorchStore(FrontEnd):
         self._check_usable()
         if self.lanes:
             return
+        if not self._tensors:
+            raise ConfigError(f"this `{self.name}` store has no model; make od.Optimizer(optimizer, model, store)")
         mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
         if not environment.joined():  # who joins gets the others' weights
             agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
@@ -235,7 +240,7 @@ class TorchStore(FrontEnd):
     def send(self, lane: TensorLane) -> None:
         """Hand in one bucket's gradients: all buckets, in their order."""
         with self.session.deadline():
-            flat = lane.gather(self.session.room(lane.bucket), 0.0 if self._joined else self._counting)
+            flat = lane.gather(self.session.room(lane.bucket), 0.0 if self.session.joined else self._counting)
             lane.w = self.session.iterate(lane.bucket, flat, self._steps[lane.bucket.first.group])
 
     def end_step(self) -> None:
@@ -273,7 +278,8 @@ class TorchStore(FrontEnd):
         if name is not None:
             raise ProtocolError(f"the weights of {name} were changed by the script, and the store's would take their "
                                 "place in silence; to constrain weights, do so in the forward pass; to put an average "
-                                "in place, do so inside `with store.global_weights():` (docs/how-to/pytorch.md)")
+                                "in place, do so inside `with store.global_weights():`; to go on from other weights, "
+                                "load them, then make a new store and od.Optimizer (docs/how-to/pytorch.md)")
 
     def mean_gradients(self) -> None:
         """Let every ``.grad`` hold its mean over the workers. Collective; waits."""

@@ -112,11 +112,8 @@ class Entry:
         """
         if not self._optimizer_began:
             self.optimizer.start(engine.zeros(self.size, context_of(self.optimizer.optimizer)))
-        if not self._rule_began and self._resumed is None:
-            of_rule, facts, kept = {}, None, {}
-        else:
-            of_rule, facts = self._resumed if self._resumed and not self._rule_began else declared.saved(self.rule)
-            kept = self.extra_arrays
+        of_rule, facts = declared.saved(self.rule) if self._rule_began else self._resumed or ({}, None)
+        kept = {} if facts is None else self.extra_arrays
         arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.optimizer.arrays().items()},
                   **{f"rule/{name}": array for name, array in of_rule.items()},
                   **{f"kept/{name}": array for name, array in kept.items()}}
@@ -168,14 +165,15 @@ class Shard:
         if key not in self._entries:
             raise ProtocolError(f"server {self.server_rank} got a push for bucket {key}, which no store has opened")
         entry = self._entries[key]
-        version, lr_high, lr_low, sender_code = engine.memory(pushed)[-HEADER:].tolist()
+        floats = engine.memory(pushed)[-HEADER:]
+        version, lr_high, lr_low, sender_code = floats.tolist()
         if sender_code != FETCH:
             header = Header(int(version), lr_high + lr_low, int(sender_code) - entry.pushes_summed)
             if entry.modulus == ASYNC_MODULUS:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)
-        elif rank_that_looks(engine.memory(pushed)[-HEADER:]) >= 0:
-            entry.look(rank_that_looks(engine.memory(pushed)[-HEADER:]), stored)
+        elif rank_that_looks(floats) >= 0:
+            entry.look(rank_that_looks(floats), stored)
         # The update writes only the weights, which lie before the header. `stored` is sent after it.
         engine.view(stored)[-HEADER] = entry.rule.version % entry.modulus
 

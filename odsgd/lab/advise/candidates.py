@@ -2,6 +2,7 @@
 import dataclasses
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
+from kvstore.errors import ConfigError
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.bench import systems
 from odsgd.lab.bench.systems import AUTO, OURS, System
@@ -23,18 +24,28 @@ def _options(config: AdviseConfig, name: str, transport: str, codecs: Sequence[s
     method = OURS[name]
     known, place = method.option_names(), "" if transport == method.transports[0] else f":transport={transport}"
     for interval in config.intervals if "T" in known else [0]:
-        for codec in codecs if "codec" in known and transport != "sharded" else ["none"]:
+        for codec in codecs if _has_codecs(name, transport) else ["none"]:
             options: Dict[str, Any] = {"T": interval} if interval else {}
             if codec != "none":
                 options.update(codec=codec, **({"codec_weights": codec} if transport == "server" else {}))
             yield place + "".join(f":{key}={value}" for key, value in options.items())
 
 
+def _has_codecs(name: str, transport: str) -> bool:
+    """Whether a store lets its user choose how its floats travel."""
+    options: Any = OURS[name].Options
+    try:
+        options(codec="float16")
+    except (TypeError, ConfigError):
+        return False
+    return transport != "sharded"
+
+
 def coded_alike(system: System) -> Optional[System]:
     """The same system with the codec float16; None if it has a codec, or can have none."""
     options = dict(system.options)
     transport = options.get("transport", OURS[system.name].transports[0])
-    if "codec" not in OURS[system.name].option_names() or "codec" in options or transport == "sharded":
+    if "codec" in options or not _has_codecs(system.name, transport):
         return None
     options.update(codec="float16", **({"codec_weights": "float16"} if transport == "server" else {}))
     at = f"@{system.servers}" if system.servers else ""

@@ -14,13 +14,13 @@ import contextlib
 import dataclasses
 import itertools
 import multiprocessing
-from typing import Any, Callable, Dict, Hashable, Mapping, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Hashable, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
 from kvstore.messages.codecs import codec
-from kvstore.methods.contract import Method, Update
+from kvstore.methods.contract import Update
 from kvstore.session.staleness import mean
 from kvstore.state import declared
 from odsgd.lab.advise.candidates import placed
@@ -116,22 +116,18 @@ class Oracle:
         iteration = pace.iteration
         if not job.method.asynchronous:
             iteration = max(iteration, *pace.loads.values())  # a short run may count less
-        servers = _of_servers(job.method, job.options, workers) if job.transport == "server" else 0
-        late = pace.staleness or {_delay(job.programs, max(job.method.intervals(job.options))): 1}
-        return Prediction(system, workers, iteration, late, self.nbytes
-                          * _of_worker(job.method, job.options, workers, job.transport, job.programs),
-                          self.nbytes * servers, pace.loads)
+        return Prediction(system, workers, iteration, pace.staleness or {job.delay(): 1},
+                          self.nbytes * job.worker_arrays(), self.nbytes * job.server_arrays(), pace.loads)
 
     def _question(self, job: "_Job") -> Tuple[Hashable, Tuple[Any, ...]]:
         """A key, which is equal for systems that send and wait alike, and the arguments of `times.simulate`."""
-        cluster, period = placed(self.cluster, job.system, job.workers), max(job.method.intervals(job.options))
-        asked = tuple(tuple(job.programs.of(t)[0]) for t in range(1, WARM_UP + period + 1))
+        cluster = placed(self.cluster, job.system, job.workers)
+        asked = tuple(tuple(job.programs.of(t)[0]) for t in range(1, WARM_UP + job.period + 1))
         own = (cluster.server.rules.get(job.system.name, cluster.server.update),
                cluster.worker.stores.get(job.system.name, 0.0))
-        traffic = job.method(job.options, job.workers).traffic(whole=False)
         least, most = ITERATIONS
-        counted = max(min(max(-(-OF_ALL // job.workers), least), most), 2 * period)
-        return ((job.system.servers, job.workers, job.transport, asked, traffic, own, job.given.get("n")),
+        counted = max(min(max(-(-OF_ALL // job.workers), least), most), 2 * job.period)
+        return ((job.system.servers, job.workers, job.transport, asked, job.traffic, own, job.given.get("n")),
                 (cluster, job.system.name, self.parameters, job.given, WARM_UP + counted, WARM_UP, job.transport))
 
 
@@ -140,7 +136,8 @@ def _simulated(arguments: Tuple[Any, ...]) -> times.Pace:
 
 
 class _Job:
-    """A system in the terms of the simulation."""
+    """A system in the terms of the simulation, and what follows from its programs, which are for a bucket of one float.
+    """
 
     def __init__(self, system: System, workers: int, parameters: int) -> None:
         self.system, self.workers, self.method = system, workers, OURS[system.name]
@@ -150,43 +147,40 @@ class _Job:
             self.given["warmup"] = 0  # what is told is what comes after it
         self.options = self.method.fitted(self.method.Options(**self.given).in_iterations(), parameters)
         self.programs = Programs(self.method, self.options, workers, [_FLOAT], self.transport != "server")
+        self.period = max(self.method.intervals(self.options))  # iterations from one exchange to the next
+        self.traffic = self.method(self.options, workers).traffic(whole=False)
+        self._state = 0 if self.method.plain_sgd else 1  # arrays of U
 
+    def delay(self) -> int:
+        """How many exchanges after its own a synchronous method's gradient is part of the weights it computes on."""
+        asked: Dict[int, int] = {}
+        delays = [0]
+        for t in range(1, 2 * (WARM_UP + self.period)):
+            for op in self.programs.of(t)[0]:
+                if op.what in ("exchange", "sum"):
+                    asked[op.number] = t
+                elif op.what == "await" and op.number in asked:
+                    delays.append(t - asked[op.number])
+        return max(delays) // self.period
 
-def _delay(programs: Programs, period: int) -> int:
-    """How many exchanges after its own a synchronous method's gradient is part of the weights it computes on; `period`:
-    iterations from one to the next.
-    """
-    asked: Dict[int, int] = {}
-    delays = [0]
-    for t in range(1, 2 * (WARM_UP + period)):
-        for op in programs.of(t)[0]:
-            if op.what in ("exchange", "sum"):
-                asked[op.number] = t
-            elif op.what == "await" and op.number in asked:
-                delays.append(t - asked[op.number])
-    return max(delays) // period
+    def worker_arrays(self) -> float:
+        """Arrays beside the weights and gradients of a worker's network."""
+        if self.transport == "server":
+            coded = codec(self.traffic.codec).residual + (self.traffic.codec_weights != "none")
+            return self.programs.arrays() + 2 + (not self.method.worker.sends_gradient_in_place) + coded
+        if self.transport == "sharded":
+            return self.programs.arrays() + 4 + self._state / self.workers
+        exchanges = any(op.update for op in self.programs.of(1)[0])
+        return self.programs.arrays() + 1 + self.traffic.depth + 2 * exchanges + self._state
+
+    def server_arrays(self) -> float:
+        """Arrays of all servers together."""
+        if self.transport != "server":
+            return 0
+        rule = self.method.rule(0, self.options, self.workers, Update())
+        rule.start(np.zeros(1, np.float32))
+        shown = (self.workers if self.method.asynchronous else 1) * (self.traffic.codec_weights != "none")
+        return 2 + self._state + shown + sum(array.size for array in declared.arrays_of(rule).values())
 
 
 _FLOAT = Bucket(0, 0, (Segment(Parameter(0, "w", (1,)), 0, 1, 0),))
-
-
-def _of_worker(method: Type[Method], options: Any, workers: int, transport: str, programs: Programs) -> float:
-    """Arrays beside the weights and gradients of a worker's network; `programs`: of the job, for a bucket of one float.
-    """
-    traffic, state = method(options, workers).traffic(whole=False), 0 if method.plain_sgd else 1
-    if transport == "server":
-        coded = codec(traffic.codec).residual + (traffic.codec_weights != "none")
-        return programs.arrays() + 2 + (not method.worker.sends_gradient_in_place) + coded
-    if transport == "sharded":
-        return programs.arrays() + 4 + state / workers
-    exchanges = any(op.update for op in programs.of(1)[0])
-    return programs.arrays() + 1 + traffic.depth + 2 * exchanges + state
-
-
-def _of_servers(method: Type[Method], options: Any, workers: int) -> float:
-    """Arrays of all servers together."""
-    rule = method.rule(0, options, workers, Update())
-    rule.start(np.zeros(1, np.float32))
-    traffic, state = method(options, workers).traffic(whole=False), 0 if method.plain_sgd else 1
-    shown = (workers if method.asynchronous else 1) * (traffic.codec_weights != "none")
-    return 2 + state + shown + sum(array.size for array in declared.arrays_of(rule).values())

@@ -10,25 +10,13 @@ import statistics
 import sys
 import threading
 import time
-from typing import Tuple
+from typing import Optional, Tuple
 
 WARM_UP_S = 0.3
 SLICES = 5
 """How many slices the median is of. Behind a lost packet TCP holds back up to a port's buffer, half a megabyte, then
 hands all of it over at once; on a slow link a mean with one end in between is 8 % too high or too low."""
 CHUNK = 1 << 18
-
-
-def meet(address: Tuple[str, ...]) -> Tuple[socket.socket, socket.socket]:
-    """The connection to receive from and the one to send on."""
-    if address:
-        place = (address[0], int(address[1]))
-        return socket.create_connection(place, timeout=10), socket.create_connection(place, timeout=10)
-    with socket.create_server(("", 0)) as listener:
-        listener.settimeout(30)
-        print(listener.getsockname()[1], flush=True)
-        sending = listener.accept()[0]
-        return listener.accept()[0], sending
 
 
 def send(connection: socket.socket) -> None:
@@ -56,15 +44,29 @@ def received(connection: socket.socket, seconds: float) -> float:
     return statistics.median([take(seconds / SLICES) for _ in range(SLICES)])
 
 
-def main(seconds: float, *address: str) -> None:
-    receiving, sending = meet(address)
+def both_ways(listener: Optional[socket.socket], address: Tuple[str, int], seconds: float) -> float:
+    """Bytes per second received while sending, to who comes to the `listener`, or without one to who has `address`."""
+    if listener:
+        listener.settimeout(30)
+        sending = listener.accept()[0]
+        receiving = listener.accept()[0]
+    else:
+        receiving, sending = (socket.create_connection(address, timeout=30) for _ in range(2))
     for connection in (receiving, sending):
         connection.settimeout(30)
     sender = threading.Thread(target=send, args=(sending,), daemon=True)
     sender.start()
     with receiving:
-        print(f"{received(receiving, seconds):.0f}", flush=True)
+        rate = received(receiving, seconds)
     sender.join()
+    return rate
+
+
+def main(seconds: float, host: str = "", port: str = "0") -> None:
+    with contextlib.nullcontext() if host else socket.create_server(("", 0)) as listener:
+        if listener:
+            print(listener.getsockname()[1], flush=True)
+        print(f"{both_ways(listener, (host, int(port)), seconds):.0f}", flush=True)
 
 
 if __name__ == "__main__":

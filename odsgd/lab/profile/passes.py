@@ -66,15 +66,11 @@ Asked = Tuple[List[Instant], List[Instant]]
 
 def _of_layers(before: Asked, asked: Asked) -> List[Tuple[float, float]]:
     """What each layer took, of an iteration that followed another."""
-    at = max(one.wait(LATE_S) for one in before[1])
-    forward, backward = [], []
-    for one in asked[0]:
-        forward.append(max(one.wait(LATE_S) - at, 0.0))
-        at = max(at, one.wait(LATE_S))
-    for one in reversed(asked[1]):
-        backward.append(max(one.wait(LATE_S) - at, 0.0))
-        at = max(at, one.wait(LATE_S))
-    return list(zip(forward, reversed(backward)))
+    begin = max(one.wait(LATE_S) for one in before[1])
+    ends = (one.wait(LATE_S) for one in (*asked[0], *reversed(asked[1])))
+    over = list(itertools.accumulate([begin, *ends], max))  # with no layer through before the one before it
+    took = [after - before for before, after in zip(over, over[1:])]
+    return list(zip(took[:len(asked[0])], reversed(took[len(asked[0]):])))
 
 
 def measure(config: TrainConfig) -> Dict[str, Any]:

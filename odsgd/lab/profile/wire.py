@@ -5,11 +5,9 @@ by one, which takes all delays together, and many at a time, where the slowest p
 """
 import contextlib
 import os
-import socket
 import statistics
-import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -89,26 +87,8 @@ def goodput_nbytes(transport: Transport) -> Optional[float]:
         address = "{}:{}".format(*listener.getsockname()[:2]) if listener else ""
         host, _, port = agreement.from_worker_0(transport, address.encode()).decode().rpartition(":")
         if transport.worker_rank < 2:
-            mine = _both_ways(listener, (host, int(port)))
+            mine = goodput.both_ways(listener, (host, int(port)), SECONDS)
     return float(transport.total(np.array([mine / 1e6]))[0]) / 2 * 1e6
-
-
-def _both_ways(listener: Optional[socket.socket], address: Tuple[str, int]) -> float:
-    """Bytes per second that this worker receives while it sends."""
-    ends: List[socket.socket] = []
-    if listener:
-        listener.settimeout(30)
-    for _ in range(2):
-        end = listener.accept()[0] if listener else socket.create_connection(address, timeout=30)
-        end.settimeout(30)
-        ends.append(end)
-    receiving, sending = ends if listener else reversed(ends)
-    sender = threading.Thread(target=goodput.send, args=(sending,), daemon=True)
-    sender.start()
-    with receiving:
-        got = goodput.received(receiving, SECONDS)
-    sender.join()
-    return got
 
 
 def described(found: Exchanges, goodput_nbytes: Optional[float], arrays: Sequence[Price], update: Price

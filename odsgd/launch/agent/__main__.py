@@ -1,12 +1,15 @@
 """The agent's process: it finds its orders in its environment or on its standard input."""
 import json
 import os
+import signal
 import socket
 import sys
 
 from odsgd.launch.agent.agent import Agent
 from odsgd.launch.connections import handshake
 from odsgd.launch.messages import Channel, Orders, of_json
+
+ORDERS_WITHIN_S = 120
 
 
 def main() -> int:
@@ -18,10 +21,12 @@ def main() -> int:
             os.chdir(orders["directory"])
             agent = Agent(of_json(Orders, orders), Channel(fd, fd))
         else:
+            signal.alarm(ORDERS_WITHIN_S)  # if the link is cut before they are here, nothing else ends this process
             with open(0, "rb", buffering=0, closefd=False) as stdin:  # the bytes behind the line are the channel's
                 line = stdin.readline()
             if not line.endswith(b"\n"):
                 sys.exit("odsgd agent: the launcher has gone before saying what to do")
+            signal.alarm(0)
             agent = Agent(of_json(Orders, json.loads(line)), Channel(0, 1))
     except OSError as error:
         sys.exit(f"odsgd agent on {socket.gethostname()}: {error}")

@@ -41,7 +41,7 @@ class Agent:
         self.orders, self.channel = orders, channel
         self.children: Dict[int, Child] = {}
         self.stopping = False
-        self.signalled: Optional[int] = None  # a signal that the launcher does not know of yet
+        self.signalled: Optional[int] = None  # a signal that has not been obeyed yet
         self.ended_by: Optional[int] = None
         self.kill_at: Optional[float] = None
         self.give_up_at: Optional[float] = None
@@ -89,15 +89,17 @@ class Agent:
             self.tunnel = TunnelProcess(self.orders.tunnel, self.channel)
             self.selector.register(self.tunnel.channel.read_fd, selectors.EVENT_READ, self._read_tunnel)
         for process in self.orders.processes:
-            self._start(process)
-        self._read_channel()  # a stop may have come together with the orders
+            self._read_channel()  # a stop may have come together with the orders
+            self._obey_signal()
+            if not self.stopping:
+                self._start(process)
         self.looked_at = time.monotonic()
         while not self.stopping or (self.children and time.monotonic() < (self.give_up_at or math.inf)):
             wait_s, pinged_at = self._wait_s(), self.pinged_at
             for key, _ in self.selector.select(wait_s):
                 key.data()
             self._excuse(wait_s)
-            self._tell_of_signal()
+            self._obey_signal()
             self._note_mpi_files(lambda child: child.connecting)
             self._reap()
             self._answer_ping(pinged_at)
@@ -216,7 +218,7 @@ class Agent:
     def _ended(self, child: Child) -> None:
         child.signal(signal.SIGKILL)  # before the pid is free to become another process's
         code = child.popen.wait()
-        self._tell_of_signal()  # of which it may have ended
+        self._obey_signal()  # of which it may have ended
         for stream in child.streams:
             if stream.open:
                 self._forward(child, stream.kind, stream.drain())
@@ -330,12 +332,12 @@ class Agent:
                         self._listen(child, stream)
 
     def _signalled(self, number: int, frame: object) -> None:
-        self.signalled = self.ended_by = number
-        self._stop(self.orders.grace_s)
+        self.signalled = self.ended_by = number  # no more: a process may be half started now
 
-    def _tell_of_signal(self) -> None:
-        """Tell the launcher that somebody else's signal ends us, and with us our processes."""
+    def _obey_signal(self) -> None:
+        """If somebody else's signal ends us, end our processes, and tell the launcher."""
         if self.signalled is not None:
+            self._stop(self.orders.grace_s)
             self.channel.send(messages.AgentSignalled(self.signalled))
             self.signalled = None
 

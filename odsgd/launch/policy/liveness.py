@@ -11,7 +11,7 @@ long it has waited for others, and how long it has been silent.
    after the times of rule 1. We wait at least `PAUSE_FACTOR` times its longest pause so far, since iterations may be
    long. Evaluations, checkpoints and the first iterations have `LENIENT_FACTOR` times as long.
 3. All workers wait, and no worker moves, for `hang_timeout_s`: a failure without a culprit. A worker that evaluates or
-   writes waits for nobody.
+   writes waits for nobody. If a server is silent, or stands still at a message, it fails by rule 1 or 2 instead.
 4. Workers may have different numbers of batches. If one has ended and another waits in a later iteration, the job fails
    after `UNEVEN_DATA_S`; we only warn if the first has not said where it ended. If all wait for each other at different
    iterations, and not in training, we warn after the time of rule 1 that this or lost messages may be the cause; their
@@ -234,7 +234,8 @@ class LivenessMonitor:
                  and min(process.waits_s, now - process.moved_at) > process.limit_s(self._limit_s, waits=True)]
         if not workers or len(stuck) < len(workers) or any(process not in answering for process in stuck):
             return None
-        if now - self._counted_at < NEWS_WITHIN_S:
+        if now - self._counted_at < NEWS_WITHIN_S or any(self._holds_up(process, answering, now)
+                                                         for process in self._processes.values()):
             return None
         where = ", ".join(f"{process.name} at iteration {process.progress}" for process in workers)
         return Hung([process.name for process in answering],
@@ -266,8 +267,8 @@ class LivenessMonitor:
             self._uneven = True
             text = (f"{listed(list(fewer))} {have}, and {farthest.name} waits in iteration {farthest.progress}: "
                     f"{either}a synchronous store needs as many batches on every worker{which_calls}. Give all the "
-                    'same number, by shards of one size and last_batch="discard"; or make the store with '
-                    'uneven="join"; or take an asynchronous one, such as asgd')
+                    'same number, by shards of one size and last_batch="discard" (drop_last=True); or make the store '
+                    'with uneven="join"; or take an asynchronous one, such as asgd')
             if certain:
                 return Hung([process.name for process in waiting], text, print_stacks=False, blamed=False)
             self._warnings.append(text)
@@ -283,6 +284,11 @@ class LivenessMonitor:
     def _answering(self, now: float) -> List[_ProcessState]:
         return [process for process in self._fresh(now) if process.silent_s is not None
                 and process.silent_s < self._fresh_s and now - process.beat_at < self._fresh_s]
+
+    def _holds_up(self, process: _ProcessState, answering: Sequence[_ProcessState], now: float) -> bool:
+        """It is a server that is silent or stands still, though not for so long that it has failed."""
+        return process.silent_s is not None and process.name.startswith("server") and (
+            process not in answering or (process.activity == "serving" and now - process.moved_at > self._fresh_s))
 
     def _because(self, process: _ProcessState) -> str:
         state = KERNEL_STATES.get(process.kernel_state, "")

@@ -2,7 +2,7 @@
 
 docs/reference/run-folder.md lists the files. The manifest is what makes a checkpoint: a folder without one does not
 count. Every file is written under a temporary name, flushed to disk and renamed; the manifest comes last, after every
-worker has said what its file contains. In order:
+worker has said what its file contains. In order, as `UnfinishedCheckpoint` has it:
 
     1. worker 0 takes away the manifest of an earlier attempt at this iteration, here and in the second place; all wait
        for that, and make no copies if it could not be done there
@@ -73,13 +73,13 @@ class UnfinishedCheckpoint:
         self._files: Dict[str, manifests.Digest] = {}
         self._error: Optional[BaseException] = None
         new = self._leads and not self._folder.is_dir()
-        if self._leads:  # what has this number counts no more
+        if self._leads:  # step 1: what has this number counts no more
             remove_for_good(self._folder / manifests.MANIFEST)
         store.barrier()
         make_folder(self._folder)
         self._uncopied = "" if second is None else _from_leader(store, lambda: "" if new else self._uncount_copy())
         writes: Dict[str, Callable[[Path], None]] = {}
-        arrays, meta = store.worker_state()
+        arrays, meta = store.worker_state()  # step 2
         arrays.update({f"frozen/{name}": parameter.list_data()[0].asnumpy()  # what the store does not know
                        for name, parameter in net.collect_params().items()
                        if arrays.keys().isdisjoint({f"local/{name}", f"aux/0/{name}"})})
@@ -88,7 +88,7 @@ class UnfinishedCheckpoint:
             shared = weights.copied(net) if self._leads else {}
         export = store.exporting() if self._leads or store.state_is_shared else Export({})
         store.go_on_after(export)
-        self._export, self._arrived = export, threading.Event()
+        self._export, self._arrived = export, threading.Event()  # step 3
         self._each = -(-export.left // FETCHED_WITHIN)
         self._fetch(0)
         if self._leads:
@@ -140,9 +140,9 @@ class UnfinishedCheckpoint:
         if self._error is not None:
             raise self._error
         mine = json.dumps(self._files[manifests.worker_file(store.rank)])
-        texts = agreement.gather_texts(store.session.transport, mine)  # a worker that the job has lost has none
+        texts = agreement.gather_texts(store.session.transport, mine)  # step 4; a worker that the job has lost has none
         self._files.update({manifests.worker_file(rank): json.loads(text) for rank, text in enumerate(texts) if text})
-        if self._leads:
+        if self._leads:  # step 5
             manifest = {**self._facts, "files": self._files}
             manifests.write_manifest(self._folder, manifest)
             if manifests.is_whole(manifest):
@@ -156,7 +156,8 @@ class UnfinishedCheckpoint:
         earlier = self._second.failures()
         if not uncopied:
             self._second.aside(functools.partial(self._second.put, self._folder / manifests.MANIFEST, self.iteration))
-            self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration, self.whole))
+            self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration, self.whole,
+                                                 self._keep))
         return [*earlier, *uncopied]
 
     def _uncount_copy(self) -> str:
@@ -255,14 +256,15 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
             remove_folder(folder, manifests.MANIFEST)
 
 
-def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int, whole: int) -> None:
+def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int, whole: int, keep: int) -> None:
     """Remove the same from the second place, and folders there that never became a checkpoint.
 
-    If `whole` was not copied, the one before it stays.
+    Not all that are kept may have been copied: the last `keep` of the copies stay, and the last of `whole` or before.
     """
-    before = [old for old in second.holds(manifests.MANIFEST) if old <= whole][-1:]
+    copies = second.holds(manifests.MANIFEST)
+    stay = {*kept, *copies[-keep:], *[old for old in copies if old <= whole][-1:]}
     for old in second.iterations():
-        if old < iteration and old not in (*kept, *before):
+        if old < iteration and old not in stay:
             second.remove(old, first=manifests.MANIFEST)
 
 

@@ -13,14 +13,13 @@ or whatever else the caller lists.
 The device does one thing at a time. A step starts at the end of the one before, or when its inputs were ready, not when
 a thread woke up, so that lateness does not add up. No thread of the engine's is held meanwhile.
 """
-import functools
 import itertools
 import math
 import queue
 import threading
 import time
 import traceback
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -40,14 +39,8 @@ Gradient = Callable[[int, int, np.ndarray], np.ndarray]
 """(iteration, number of the layer, its weights as a flat view) -> its gradient."""
 
 
-class Computed(Protocol):
-    """Called on the device's thread after each step: `forward` or `backward` of these layers, and when it ran."""
-
-    def __call__(self, what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None: ...
-
-
 class Emulated:
-    """One worker's devices.
+    """One worker's devices. Where a timeline is recorded the first one, which stands for all, tells it of each step.
 
     Parameters
     ----------
@@ -57,20 +50,16 @@ class Emulated:
     spread : sigma of the lognormal distribution of that time, drawn anew in each iteration; the mean stays
     seed : of these draws; a number or several, different on each worker
     gradient : called when a gradient is due, for its values (single precision on the CPU); None: the arrays keep theirs
-    computed : told of each step of the first device, which stands for all; None: a timeline is, where one is recorded
     """
 
     def __init__(self, layers: Iterable[Any], seconds: float, spread: float = 0.0, seed: Any = 0,
-                 gradient: Optional[Gradient] = None, forward: float = FORWARD,
-                 computed: Optional[Computed] = None) -> None:
+                 gradient: Optional[Gradient] = None, forward: float = FORWARD) -> None:
         replicas = _by_device(layers)
         sizes = np.array([weight.size for weight, _ in replicas[0]], float)
-        recorded = None if trace.on is None else functools.partial(trace.on.add, "compute")
-        tell = [computed or recorded, *[None] * (len(replicas) - 1)]
         self.iterations = 0
         self._factors = factors(spread, seed)
-        self._devices = [_Device(pairs, seconds * sizes / sizes.sum(), forward, gradient, told)
-                         for pairs, told in zip(replicas, tell)]
+        self._devices = [_Device(pairs, seconds * sizes / sizes.sum(), forward, gradient, None if number else trace.on)
+                         for number, pairs in enumerate(replicas)]
 
     def iteration(self) -> List[NDArray]:
         """Queue a forward and a backward pass; returns at once, for each device an array written when it is through."""
@@ -105,8 +94,8 @@ class _Device:
     """
 
     def __init__(self, layers: List[Tuple[NDArray, NDArray]], durations: np.ndarray, forward: float,
-                 gradient: Optional[Gradient], computed: Optional[Computed]) -> None:
-        self._layers, self._gradient, self._computed = layers, gradient, computed
+                 gradient: Optional[Gradient], recorder: Optional[trace.Recorder]) -> None:
+        self._layers, self._gradient, self._recorder = layers, gradient, recorder
         numbers = list(range(len(layers)))
         self._forward = steps(numbers, forward * durations)
         self._backward = steps(numbers[::-1], (1 - forward) * durations)
@@ -145,8 +134,8 @@ class _Device:
                 weight, grad = self._layers[k]
                 np.copyto(engine.view(grad), self._gradient(task.iteration, k, engine.view(weight)).reshape(-1))
         task.done()
-        if task.layers and self._computed:
-            self._computed(task.what, start_s, self._end_s, iteration=task.iteration, layers=task.layers)
+        if task.layers and self._recorder:
+            self._recorder.add("compute", task.what, start_s, self._end_s, iteration=task.iteration, layers=task.layers)
 
 
 class _Task:

@@ -24,7 +24,7 @@ NOTHING: Dict[str, Any] = {"num_workers": 1, "config": None, "batches_per_epoch"
 
 class Run:
     """One history. `saved`: the newest checkpoint that has been reported; `broken`: what was promised, and did not
-    hold."""
+    hold. `copies`: those of the second place that count."""
 
     def __init__(self, seed: int, image: Image) -> None:
         self.world, self.draw = World(seed), random.Random(seed)
@@ -35,7 +35,8 @@ class Run:
         self.host = self.world.host("10.0.0.1")
         for folder in (RUN, SECOND):
             self.host.files[folder] = self.host.names[folder] = None
-        self.saved, self.copied, self.broken = 0, 0, []  # type: int, int, List[str]
+        self.saved, self.broken = 0, []  # type: int, List[str]
+        self.copies = [0]
         self.faults: List[str] = []
         self.inside: Dict[Tuple[str, int], float] = {}  # by job and process: until when it had the run's folder
         self.paused_until = 0.0  # until when a process stood still, perhaps with the lock
@@ -116,7 +117,7 @@ class Run:
         there = self.manifests.complete(root)
         if len(there) > 1 and self.draw.random() < 0.3:  # the newest is passed over, and written once more
             there.pop()
-            self.saved, self.copied = there[-1], min(self.copied, there[-1])
+            self.saved, self.copies = there[-1], [copy for copy in self.copies if copy <= there[-1]]
         iteration = there[-1] if there else 0
         try:
             for _ in range(5):
@@ -146,8 +147,8 @@ class Run:
         kept = self.checkpoint._worth_keeping(root, KEEP, iteration)
         self.checkpoint._retire(root, kept, iteration)
         second.put(folder / self.manifests.MANIFEST, iteration)
-        self.copied = iteration
-        self.checkpoint._retire_copies(second, kept, iteration, iteration)
+        self.copies.append(iteration)
+        self.checkpoint._retire_copies(second, kept, iteration, iteration, KEEP)
 
     def _look(self) -> None:
         """A checkpoint that counts loads, here and in the second place; one that has been reported is there."""
@@ -162,7 +163,8 @@ class Run:
                 except Exception as error:
                     self.broken.append(f"a_checkpoint_that_counts_loads: {folder}: {error}")
                 newest[str(root)] = max(newest[str(root)], iteration)
-        for what, place, known in (("reported", ROOT, self.saved), ("copied", SECOND, self.copied)):
+        for what, place, known in (("reported", ROOT, self.saved), ("copied", SECOND, self.copies[-1])):
             if newest[place] < known:
                 self.broken.append(f"a_reported_checkpoint_stays: {known} was {what}, the newest is {newest[place]}")
-        self.saved, self.copied = min(self.saved, newest[ROOT]), min(self.copied, newest[SECOND])
+        self.saved = min(self.saved, newest[ROOT])
+        self.copies = [copy for copy in self.copies if copy <= newest[SECOND]]

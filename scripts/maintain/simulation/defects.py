@@ -55,8 +55,10 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
     "workers whose messages were lost were told to have data of one length, without a doubt": [
         (LIVENESS, '"either messages between them do not come through, or not all do the same: "', '""')],
     "a worker that was done, after its job had lost another, was said to wait for more data": [
+        (LIVENESS, " or any(process.asynchronous for process in workers):", ":"),
         (LIVENESS, " > UNEVEN_DATA_S and not process.leaving]", " > UNEVEN_DATA_S]")],
     "a worker that was done, a moment after all had waited for a link, was said to stand still": [
+        (LIVENESS, "if waited and self.waits_s is None:", "if False:"),
         (LIVENESS, "process.progress_is_final, process.moved_at = True, told is not None, now",
          "process.progress_is_final = True, told is not None")],
     "a worker that MPI crashed was blamed while the agent of the one that was killed stood still": [
@@ -77,6 +79,20 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         ("odsgd.launch.agent.agent", "        self._listen_to_signals()  # before there is anything to remove\n", ""),
         ("odsgd.launch.agent.agent", "        linux.adopt_orphans()\n",
          "        linux.adopt_orphans()\n        self._listen_to_signals()\n")],
+    # Nobody made these; a reader of the promises asked whether they would be found.
+    "a job with restarts ended at its first crash": [
+        ("odsgd.launch.policy.restarts", "if restarts_used == max_restarts:", "if True:")],
+    "a job that may lose workers ended with the first": [
+        (JUDGE, "if self.continues_on_loss and not reasons:", "if False:")],
+    "a process that stood still for two seconds was ended": [
+        (LIVENESS, "elif process.silent_s > times * self._warn_s:", "elif process.silent_s > 2.0:"),
+        (LIVENESS, "if process.silent_s > times * self._limit_s:", "if True:")],
+    "a process that stood still was warned of without its name": [
+        (LIVENESS, 'f"{process.name} on host {process.host} {text}"', 'f"a process {text}"')],
+    "an agent that stood still was lost after six times --hang-timeout": [
+        (LIVENESS, "if silent_s > self._limit_s:", "if silent_s > 6 * self._limit_s:")],
+    "an agent left its folder behind": [
+        ("odsgd.launch.agent.agent", "shutil.rmtree(self.folder, ignore_errors=True)", "pass")],
 }
 
 OF_SERVERS: Dict[str, Dict[str, List[Tuple[str, str]]]] = {

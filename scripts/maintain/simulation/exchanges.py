@@ -27,8 +27,8 @@ COPIED = ("kvstore.job", "kvstore.transports", "kvstore.weights.servers", "kvsto
 HOSTS, PORT, LOST = ("10.0.0.1", "10.0.0.2", "10.0.0.3"), 4000, "/tmp/lost"
 TIMEOUT_S, MOST_JOINERS = 30.0, 2
 WORKERS = ("worker", "joiner")
-KINDS = ("kill worker", "kill worker", "give up worker", "kill server", "lose host", "pause", "cut", "cut one way",
-         "slow", "late", "stranger")
+KINDS = (*["kill worker"] * 4, "give up worker", "kill server", "lose host", "pause", "cut", "cut one way",
+         "slow", "late", "stranger", "kill leaver")
 
 
 class Run:
@@ -58,6 +58,8 @@ class Run:
         self.done: Dict[int, int] = {}  # exit codes of workers, by row
         self.ready = 0  # workers that have met
         self.closing: Set[int] = set()  # rows of workers that are done
+        self.slowest = draw.randrange(self.num_workers) if self.asynchronous and draw.random() < 0.5 else -1
+        self.leavers = 0  # how many of the next ones are killed as they leave
         self.late: Set[int] = set()  # joiners that came when the others were done
         self.sink = Sink(self.world, "said")
         for module in self.changes or ():  # what is no longer there to change is an error here, not a worker's
@@ -133,7 +135,7 @@ class Run:
             self._took(row, -1, key, engine.memory(one.result()).copy(), store.versions()[key] if not begins else 0)
         under_way: Deque[Tuple[int, List[Any]]] = collections.deque()
         for step in range(self.steps):
-            stdlib.sleep(self.step_s * (0.5 + self.world.random.random()))
+            stdlib.sleep((1.5 if row == self.slowest else self.step_s) * (0.5 + self.world.random.random()))
             grad = np.zeros(size, np.float32)
             grad[row * self.steps + step] = 1
             under_way.append((step, [store.exchange(bucket, engine.array(grad), 1.0) for bucket in buckets]))
@@ -148,7 +150,11 @@ class Run:
         if self.asynchronous and begins:
             self._counted(row, store.statistics())
         self.closing.add(row)
+        if self.leavers:
+            self.leavers -= 1
+            self._kill_soon(self.world.process().label, int(10 ** (1.5 * self.draw.random())))
         store.close()
+        stdlib.sleep(self.world.random.choice((0.0, 0.0, 5.0)))  # the script evaluates, say
         image.load("kvstore.transports.joining").disconnect()
 
     # What must hold
@@ -213,9 +219,9 @@ class Run:
         name = workers[int(where * len(workers))]
         host = self.hosts[name]
         if kind == "kill worker":  # at one of its calls from now on
-            victim = self.processes[name]
-            victim.hit_at_call = victim.calls + 1 + int(10 ** (2.5 * where))
-            victim.hit = functools.partial(self._kill, name)
+            self._kill_soon(name, int(10 ** (2 * where)))
+        elif kind == "kill leaver":
+            self.leavers += 1
         elif kind == "give up worker":  # its host is cut off from the launcher's, or held up: it goes on meanwhile
             self._note(f"give up {name}")
             self._go_on_without([name])
@@ -253,6 +259,10 @@ class Run:
             self.processes[name].end(-9)
             self._go_on_without([name])
 
+    def _kill_soon(self, name: str, calls: int) -> None:
+        victim = self.processes[name]
+        victim.hit_at_call, victim.hit = victim.calls + 1 + calls, functools.partial(self._kill, name)
+
     def _lose(self, host: Host) -> None:
         """All processes of a host are gone at once, and no connection hears of it."""
         gone = [name for name, process in self.processes.items() if process.host is host and not process.dead]
@@ -275,8 +285,8 @@ class Run:
             for host in self.world.hosts.values():
                 at_s = self.draw.choice((0.3, 0.3, 0.3, 6.0)) + 1.5 * self.draw.random()
                 self.world.after(at_s, functools.partial(self._tell, host, f"{rank}"))
-            if self.draw.random() < 0.6 and rank and self.options.codec_weights == "none":  # as `odsgd join` has it
-                self.world.after(0.5 + 4 * self.draw.random(), functools.partial(self._join, rank))
+            if self.draw.random() < 0.9 and rank and self.options.codec_weights == "none":  # as `odsgd join` has it
+                self.world.after(0.5 + 3 * self.draw.random(), functools.partial(self._join, rank))
 
     def _join(self, rank: int) -> None:
         """Somebody has a worker take the place of a lost one, unless another has it by now."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Callable, Deque, List, Mapping, Optional, Tupl
 if TYPE_CHECKING:
     from scripts.maintain.simulation.system import Host, Task, World
 
-PIPE_NBYTES = 65536
+PIPE_NBYTES, AT_ONCE_NBYTES = 65536, 4096
+"""Of a pipe, and so much room it has if it can be written to."""
 
 
 class File:
@@ -87,7 +88,7 @@ class WriteEnd(File):
         if not self.pipe.read_open:
             raise BrokenPipeError(32, "Broken pipe")
         room = PIPE_NBYTES - len(self.pipe.data)
-        if room <= 0 or (len(data) <= 4096 and room < len(data)):  # a short write is whole or waits
+        if room <= 0 or (len(data) <= AT_ONCE_NBYTES and room < len(data)):  # a short write is whole or waits
             return None
         self.pipe.data += data[:room]
         self.changed()
@@ -95,7 +96,7 @@ class WriteEnd(File):
 
     @property
     def writable(self) -> bool:
-        return len(self.pipe.data) < PIPE_NBYTES or not self.pipe.read_open
+        return len(self.pipe.data) <= PIPE_NBYTES - AT_ONCE_NBYTES or not self.pipe.read_open
 
     def release(self) -> None:
         self.pipe.write_open = False
@@ -103,7 +104,7 @@ class WriteEnd(File):
 
 
 class Sink(File):
-    """Where a user reads: lines with their time. While `blocked` nobody reads."""
+    """Where a user reads: lines with their time. While `blocked` nobody reads; little room is left then."""
 
     def __init__(self, world: "World", label: str) -> None:
         super().__init__()
@@ -127,10 +128,10 @@ class Sink(File):
 
     @property
     def writable(self) -> bool:
-        return self.gone or not self.blocked or self.waiting < PIPE_NBYTES
+        return self.gone or not self.blocked or self.waiting <= PIPE_NBYTES - AT_ONCE_NBYTES
 
     def block(self, blocked: bool) -> None:
-        self.blocked, self.waiting = blocked, 0
+        self.blocked, self.waiting = blocked, PIPE_NBYTES - AT_ONCE_NBYTES - 200
         self.changed()
 
 

@@ -8,14 +8,14 @@ import re
 import signal
 from typing import Callable, Iterator, List, Pattern, Set
 
-from scripts.maintain.simulation.programs import MPI_GAVE_UP, UNIT
+from scripts.maintain.simulation.programs import MPI_GAVE_UP, MPI_SEARCHES_S, UNIT
 from scripts.maintain.simulation.scenario import HERE, Hit, Result
 
 KILLS = ("kill", "term", "xcpu", "segv", "abort", "raise")
-STILL = ("stop", "pause", "stand", "hang")
 CODES = {"kill": 137, "segv": 139, "abort": 134, "term": 143, "xcpu": 152, "raise": 70, "refuse": 64, "stop": 75,
          "stand": 75}
 HARMLESS = ("clock", "block output", "late agents")
+HEALS = ("pause", "freeze", "slow", "cut", "cut one way", "cut data")
 OF_HOSTS = ("lose host", "reboot", "cut", "cut one way", "cut data", "slow", "reset")
 OWN_DEADLINES = ("exit code 75", f"exit code {MPI_GAVE_UP}")
 SIGNALS = {"interrupt": 130, "interrupt twice": 130, "terminate": 143}
@@ -23,7 +23,9 @@ FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(h
 LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
 LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
-ENDS_ALL = re.compile(r"odsgd launch: (lost host \S+ \(|the job has not come up within|for \d+ s every process has)")
+ENDS_ALL = re.compile(r"odsgd launch: (lost host \S+ \(|the job has not come up within|for \d+ s every process has|"
+                      r".*needs as many batches)")
+ENDED_BADLY = re.compile(r"odsgd launch: .* ended badly after the last worker had succeeded")
 TELLS_LOSS = re.compile(r"was lost|lost host|given up")
 BACK = re.compile(r"back: .*; the job ends after checkpoint")
 WITHOUT = re.compile(r"the job has finished without workers \[(.*)\]")
@@ -33,6 +35,10 @@ ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|w
                    r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
 NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
 ENDED_SLACK_S, ASKED_WITHIN_S = 10.0, 60.0
+FAREWELL_S = 5.0  # servers have it to end after the last worker
+STAYS_S = 15.0  # how long the launcher waits for an agent to end what is there, before it says why it does
+SSH_ANSWERS_S, SSH_LOOKS_S = 20.0, 50.0
+"""So long the launcher waits for ssh before it begins; and ssh for a host that is away."""
 MOVES_SLACK_S = 105.0
 """45 s for ssh to miss a host, and a minute for ends, starts and looks at the clock."""
 
@@ -72,9 +78,12 @@ def says_why(result: Result) -> Iterator[str]:
         wanted = UNIT * training.iterations * (training.iterations + 1) // 2
         if not training.asynchronous and any(total != wanted for _, _, total in done):
             yield f"exit code 0, and the sums are not those of {training.iterations} steps ({wanted}): {done}"
-    if (result.code or 0) > 0 and not unread and not any(
-            "odsgd launch: " in text or text == "KeyboardInterrupt" for text in result.texts()):
-        yield f"exit code {result.code}, without a word"
+    texts = result.texts()
+    since = max((at for at, text in enumerate(texts, start=1) if AGAIN.match(text)), default=0)
+    why = [text for text in texts[since:] if "odsgd launch: " in text and "warning" not in text]
+    why += [text for text in texts if text == "KeyboardInterrupt" or "stopped by SIG" in text]  # overtakes others
+    if (result.code or 0) > 0 and not unread and not why:
+        yield f"exit code {result.code}, and since it last began not a word why"
 
 
 def _ranks(line: Pattern[str], result: Result) -> Set[int]:
@@ -89,7 +98,7 @@ def stops(result: Result) -> Iterator[str]:
     if first is None or result.code is None:
         return
     held_s = sum(hit.lasts_s or 1e9 for hit in result.hits
-                 if hit.victim == "launcher" and hit.kind in ("stop", "pause"))
+                 if hit.victim == "launcher" and hit.kind in ("stop", "pause", "block output"))
     within_s = result.job.grace_s + 6.0 + 4.0 + 3.0 + held_s
     if result.ended_at - first.at_s > within_s:
         yield f"the launcher ended {result.ended_at - first.at_s:.1f} s after {first.kind}, not within {within_s:g} s"
@@ -101,13 +110,15 @@ def stops(result: Result) -> Iterator[str]:
 def names_the_victim(result: Result) -> Iterator[str]:
     """The process that is blamed is one that was hit, or the message says that nobody can be."""
     hits = result.hits
-    if any(hit.kind not in (*KILLS, *STILL, *OF_HOSTS, *HARMLESS) for hit in hits):
+    if any(hit.kind in SIGNALS for hit in hits) or may_be_unread(result):
         return
-    victims = {hit.victim for hit in hits}
-    hosts = {hit.victim for hit in hits if hit.kind in OF_HOSTS}
     texts = result.texts()
-    for at, text in enumerate(texts):
+    for at, (told_s, text) in enumerate(result.said):
         failed, lost = FAILED.match(text), LOST.match(text)
+        met = [hit for hit in hits if _may_be_blamed(result, hit, told_s)]
+        victims = {hit.victim for hit in met}
+        hosts = {HERE if hit.victim == "all" else hit.victim.replace("agent ", "") for hit in met
+                 if hit.kind in (*OF_HOSTS, "freeze", "end agent")}
         remarks = itertools.takewhile(lambda line: line.startswith("  "), texts[at + 1:])
         if any(victim in line or victim in hosts or victim.startswith(("agent", "ssh")) for line in remarks
                if "first is not known" in line for victim in victims):  # the line names processes, no hosts and agents
@@ -119,6 +130,12 @@ def names_the_victim(result: Result) -> Iterator[str]:
             yield f"host {lost[1]} is said to be lost, and {', '.join(sorted(victims)) or 'nothing'} was hit: {text}"
 
 
+def _may_be_blamed(result: Result, hit: Hit, told_s: float) -> bool:
+    """Whether it had come, and, alone, had not been over for long."""
+    over_s = hit.at_s + hit.lasts_s + HANG_SLACK_S if hit.lasts_s and hit == result.only_hit else math.inf
+    return hit.at_s <= told_s <= over_s
+
+
 def blames_no_data(result: Result) -> Iterator[str]:
     """Workers whose data are of one length are not told that they are not, without a doubt."""
     if result.training.fewer:
@@ -127,6 +144,31 @@ def blames_no_data(result: Result) -> Iterator[str]:
         doubted = not result.training.asynchronous and "either messages between them do not come through" in text
         if "needs as many batches" in text and not doubted:
             yield text
+
+
+def bears(result: Result) -> Iterator[str]:
+    """A job is not hurt by a clock that jumps or output that nobody reads, nor if one process, host or link stands
+    still, is cut off or slow for less than half of each deadline."""
+    hit, job = result.only_hit, result.job
+    if hit is None or result.code is None:
+        return
+    half_s = min(job.hang_timeout_s, job.startup_timeout_s, result.training.timeout_s, SSH_ANSWERS_S,
+                 math.inf if job.num_servers else MPI_SEARCHES_S) / 2
+    if (hit.kind in HARMLESS or (hit.kind in HEALS and 0 < hit.lasts_s <= half_s)) and result.code:
+        yield f"{hit.kind} {hit.victim} for {hit.lasts_s:g} s, and the exit code is {result.code}"
+
+
+def outlives(result: Result) -> Iterator[str]:
+    """A job that has trained outlives the crash of one process: with a restart, or without the worker with
+    --on-worker-loss continue."""
+    hit, job = result.only_hit, result.job
+    if hit is None or hit.kind not in (*KILLS, "end agent") or hit.victim == "launcher" or not result.code:
+        return
+    trained = {f"worker {rank}" for _, rank, step, at in result.training.steps if step > 1 and at < hit.at_s}
+    without = job.on_worker_loss == "continue" and job.num_workers > 1 and hit.victim in trained
+    over = any(map(ENDED_BADLY.match, result.texts()))
+    if not over and ((trained and job.max_restarts) or without):
+        yield f"{hit.kind} {hit.victim} at {hit.at_s:.2f} s, and the exit code is {result.code}"
 
 
 def ends_what_waits(result: Result) -> Iterator[str]:
@@ -195,7 +237,7 @@ def grows(result: Result) -> Iterator[str]:
 
 def names_in_time(result: Result) -> Iterator[str]:
     """A process that crashes or raises an error is named within 15 s, one that is stopped after 10 to 12, or half of
-    --hang-timeout."""
+    --hang-timeout; a server then or, if all workers have ended first, 5 s after them."""
     hit = result.only_hit
     if hit is None or result.code is None:
         return
@@ -203,8 +245,10 @@ def names_in_time(result: Result) -> Iterator[str]:
     if not killed and not (hit.kind == "stop" and hit.victim.startswith(("worker", "server"))):
         return
     within_s = NAMED_WITHIN_S if killed else min(NAMED_WITHIN_S, result.job.hang_timeout_s / 2 + 4.0)
-    host = hit.victim.partition(" ")[2].replace(HERE, "127.0.0.1" if result.job.launcher == "local" else HERE)
-    named = [at for at, text in result.said if at >= hit.at_s and (hit.victim in text or (host and host in text))
+    role, _, host = hit.victim.partition(" ")
+    host = "" if role not in ("agent", "ssh") else "127.0.0.1" if result.job.launcher == "local" else host
+    named = [at - (FAREWELL_S if "after the last worker" in text else 0.0) for at, text in result.said
+             if at >= hit.at_s and (hit.victim in text or (host and host in text))
              and "starting for " not in text]  # that says who is waited for, not that it is stopped
     done = [rank for attempt, rank, _ in result.training.finals if attempt == hit.attempt]
     over = result.code == 0 and not named and done and (  # it had done all already, or nobody waits for it
@@ -215,14 +259,16 @@ def names_in_time(result: Result) -> Iterator[str]:
 
 
 def ends_what_stands_still(result: Result) -> Iterator[str]:
-    """A process that is stopped, or a worker in training or a server that stands still, has failed after
+    """A worker or server that is stopped, or a worker in training or a server that stands still, has failed after
     --hang-timeout, or 5 times its longest iteration; a worker elsewhere, or in its first iterations, after 10 times
-    --hang-timeout."""
+    --hang-timeout. The host of an agent that is stopped, or of its ssh, is lost after --hang-timeout."""
     hit, job, training = result.only_hit, result.job, result.training
     if hit is None or hit.kind not in ("stop", "stand") or hit.lasts_s or result.code is None:
         return
     activity, steps = training.stood.get(hit.victim, ("", 0))
-    if not hit.victim.startswith(("worker", "server")):
+    trains = any(at < hit.at_s for _, _, step, at in training.steps if step > 1)
+    of_host = hit.victim.startswith(("agent", "ssh")) and trains
+    if not of_host and not hit.victim.startswith(("worker", "server")):
         return
     within_s = job.hang_timeout_s
     if hit.kind == "stand":
@@ -230,22 +276,23 @@ def ends_what_stands_still(result: Result) -> Iterator[str]:
         within_s = max(within_s * (1 if going else 10), 10 * training.step_s + 5 * training.alone_s)
     if within_s + ENDED_SLACK_S > training.timeout_s:  # the others' own deadline is over first
         return
-    until = hit.at_s + within_s + ENDED_SLACK_S
+    until = hit.at_s + within_s + ENDED_SLACK_S + (STAYS_S if of_host else 0.0)
     if (result.code or result.ended_at > until) and not any(
-            hit.at_s <= at <= until and hit.victim in text
-            and (FAILED.match(text) or LOST_WORKER.match(text) or "missing" in text) for at, text in result.said):
+            hit.at_s <= at <= until and (LOST.match(text) if of_host else hit.victim in text and (
+                FAILED.match(text) or LOST_WORKER.match(text) or "missing" in text)) for at, text in result.said):
         yield f"{hit.victim} stands still since {hit.at_s:.2f} s ({activity}), and has not failed after {within_s:g} s"
 
 
 def gives_its_code(result: Result) -> Iterator[str]:
     """A job that fails ends with 128 + the signal that ended the process to blame; 75 after a deadline; 64 if its
     options were refused; else 70."""
-    verdicts = [text for text in result.texts() if FAILED.match(text) or ENDS_ALL.match(text)]
+    failures = [text for text in result.texts() if FAILED.match(text) or ENDS_ALL.match(text)]
+    verdicts = list(filter(ENDED_BADLY.match, result.texts()))[:1] or failures[-1:]
     if not result.code or not verdicts or any(hit.victim == "launcher" for hit in result.hits):
         return
-    text, hit, code = verdicts[-1], result.only_hit, 75
+    text, hit, code = verdicts[0], result.only_hit, 75
     failed, told = FAILED.match(text), re.search(r"(?:killed|told to end) by (SIG\w+)|exit code (\d+)", text)
-    if LOST.match(text) and "told to end" not in text:
+    if (LOST.match(text) and "told to end" not in text) or "has reported a failure" in text:
         code = 70
     elif told:
         code = 128 + signal.Signals[told[1]] if told[1] else int(told[2])
@@ -315,10 +362,12 @@ def blames_no_freeze(result: Result) -> Iterator[str]:
 
 def leaves_nothing(result: Result) -> Iterator[str]:
     """When the launcher has ended nothing of the job is left: no process, no file."""
-    held = {hit.victim.partition(" ")[2] or HERE for hit in result.hits if hit.kind in ("stop", "pause")
+    late = [hit for hit in result.hits if not hit.lasts_s or hit.at_s + hit.lasts_s > result.ended_at - SSH_LOOKS_S]
+    held = {hit.victim.partition(" ")[2] or HERE for hit in late if hit.kind in ("stop", "pause")
             and hit.victim.startswith(("agent", "ssh", "launcher"))}
-    away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot", "slow", "freeze")
-            or (hit.kind in ("cut", "cut one way") and hit.lasts_s)}
+    away = {hit.victim for hit in result.hits if hit.kind in ("lose host", "reboot")}
+    away |= {hit.victim for hit in late if hit.kind in ("slow", "freeze")
+             or (hit.kind in ("cut", "cut one way") and hit.lasts_s)}
     cut_off = {hit.victim for hit in result.hits if hit.cuts_for_good}
     if result.code is None or HERE in away:
         return
@@ -346,7 +395,7 @@ def one_at_a_time(result: Result) -> Iterator[str]:
     Those of an agent that is stopped, or cut off, do for a while: the lock on the run's folder keeps them apart.
     """
     apart = ("stop", "pause", "cut", "cut one way", "slow", "lose host", "reboot", "freeze")
-    if any(hit.kind in apart for hit in result.hits):
+    if any(hit.kind in apart and not hit.victim.startswith(("worker", "server", "scheduler")) for hit in result.hits):
         return
     newest = 0
     for attempt, rank, step, _ in result.training.steps:
@@ -414,7 +463,8 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
-    ends, says_why, stops, names_the_victim, blames_no_data, blames_no_freeze, ends_what_waits, tries_again,
+    ends, says_why, stops, names_the_victim, blames_no_data, blames_no_freeze, bears, outlives, ends_what_waits,
+    tries_again,
     goes_on_without, grows, names_in_time, ends_what_stands_still, gives_its_code, tells_of_fewer_batches, moves,
     names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes,
     restarts, takes_in, raises_nothing]

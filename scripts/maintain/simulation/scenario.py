@@ -150,7 +150,12 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more
         call = 0 if kind in IN_CODE else call
         moment = f"{draw.choice(('evaluation', 'checkpoint', 'end'))} {draw.randrange(1, 4)}"
         faults.append(Fault(kind, victim, at_s, call, lasts_s, moment if not call and draw.random() < 0.3 else ""))
-    return draw_seldom(job, about_s, heals, more) or faults
+    drawn = draw_seldom(job, about_s, heals, more) or faults
+    if job.max_restarts and drawn and more.random() < 0.2:  # when it has begun again
+        kind, victim = more.choice(("kill", "segv", "pause", "pause" if heals else "stop")), more.choice(everybody)
+        drawn.append(Fault(kind, victim, 0.0, int(10 ** (3 * more.random())), 5.0 if kind == "pause" else 0.0,
+                           f"start 2 of {victim}"))
+    return drawn
 
 
 def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> List[Fault]:
@@ -241,11 +246,14 @@ class Injector:
     def born(self, process: Process) -> None:
         """A process has its name now: perhaps a fault waits for its start, or for one of its calls."""
         self.reached[process.label] += 1
-        for fault in self.waiting.pop(f"start {self.reached[process.label]} of {process.label}", []):
-            self._hit(fault, process)
-        for fault in self.waiting.pop(process.label, [])[:1]:
-            process.hit_at_call = process.calls + fault.call
-            process.hit = functools.partial(self._hit, fault, process)
+        begun = self.waiting.pop(f"start {self.reached[process.label]} of {process.label}", [])
+        for fault in begun:
+            if not fault.call:
+                self._hit(fault, process)
+        for fault in [*begun, *self.waiting.pop(process.label, [])][:1]:
+            if fault.call:
+                process.hit_at_call = process.calls + fault.call
+                process.hit = functools.partial(self._hit, fault, process)
 
     def reach(self, what: str) -> None:
         """A worker begins this: perhaps a fault waits for it, and comes up to a second later."""

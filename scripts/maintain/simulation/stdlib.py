@@ -232,9 +232,16 @@ def set_wakeup_fd(fd: int, warn_on_full_buffer: bool = True) -> int:
     return before
 
 
+def alarm(seconds: int) -> None:
+    process = world.process()
+    if process.alarm:
+        process.alarm[2] = None
+    process.alarm = world.after(seconds, lambda: process.signal(real_signal.SIGALRM)) if seconds else None
+
+
 signal = types.SimpleNamespace(
     **{name: getattr(real_signal, name) for name in dir(real_signal) if name.startswith("SIG") or name == "Signals"},
-    signal=set_signal, set_wakeup_fd=set_wakeup_fd,
+    signal=set_signal, set_wakeup_fd=set_wakeup_fd, alarm=alarm,
     getsignal=lambda number: world.call().handlers.get(number, real_signal.SIG_DFL))
 
 

@@ -224,6 +224,7 @@ class Process:
         self.death_signal = 0
         self.handlers: Dict[int, Any] = {}
         self.wakeup_fd = -1
+        self.alarm: Optional[Timer] = None
         self.pending: Deque[int] = collections.deque()
         self.held_signals: List[int] = []
         self.tasks: List[Task] = []

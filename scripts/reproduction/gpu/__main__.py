@@ -17,20 +17,17 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 import torch
 
-from kvstore import methods
 from kvstore.errors import ConfigError, shown
-from kvstore.methods import fit
 from odsgd import __version__
 from odsgd.cli import ended
 from odsgd.config.train import TrainConfig
 from odsgd.tools import cpu
-from odsgd.virtual import description, times
-from odsgd.virtual.costs import NS
 from scripts.reproduction import gpu, results
 from scripts.reproduction.cli import chosen
 from scripts.reproduction.declarations import Trial, named
+from scripts.reproduction.gpu import times
 from scripts.reproduction.gpu.images import Images
-from scripts.reproduction.gpu.run import Run
+from scripts.reproduction.gpu.run import Run, shards
 from scripts.reproduction.run import configuration, source
 
 SAID_S, STILL_S = 60.0, 180.0
@@ -42,22 +39,6 @@ BESIDE = 4
 MOST_JOBS = 32 // (BESIDE + 1)
 IMAGES = ("dataset", "data_dir", "num_examples", "holdout", "image_shape", "num_classes", "augment")
 """Options that decide what images there are."""
-
-
-def virtual_seconds(asked: Dict[str, Any], config: TrainConfig, sizes: Sequence[int], each: int) -> List[float]:
-    """When each epoch is over on the trial's cluster, where all workers meet."""
-    method = methods.find(config.kvstore)
-    cluster = description.of(asked["cluster"])
-    job = times.simulation(cluster, method, fit.options_of(method, config.options.in_iterations(each).plain()),
-                           times.layers({f"{number:04}": size for number, size in enumerate(sizes)}))
-    over = []
-    for epoch in range(config.epochs):
-        for m in range(cluster.workers):
-            for t in range(epoch * each + 1, (epoch + 1) * each + 1):
-                job.begin(m, t)
-            job.rest(m)
-        over.append(job.met() / NS)
-    return over
 
 
 class Several:
@@ -80,12 +61,13 @@ class Several:
     def go_on(self, end: float) -> None:
         """Until all are over, or `end` (`time.monotonic`); then those that are not are saved."""
         several = multiprocessing.get_context("spawn")
-        with several.Pool(self._asked.jobs) as pool, tempfile.TemporaryDirectory() as folder:
+        with several.Pool(os.cpu_count()) as pool, tempfile.TemporaryDirectory() as folder:
+            waiting = [self._ready(trial, Path(folder), pool) for trial in self._waiting]
             moved = said = watched = 0.0
             faulthandler.dump_traceback_later(STILL_S, exit=True)
-            while (self._waiting or self._running) and time.monotonic() < end:
-                if self._waiting and len(self._running) < self._asked.jobs:
-                    self._running.append(self._begun(self._waiting.pop(0), Path(folder), pool))
+            while (waiting or self._running) and time.monotonic() < end:
+                if waiting and len(self._running) < self._asked.jobs:
+                    self._running.append(self._begun(*waiting.pop(0)))
                 advanced = sum(run.advance() for run, _ in self._running)
                 if advanced or all(run.over for run, _ in self._running):  # which wait for their virtual times then
                     moved = time.monotonic()
@@ -109,21 +91,27 @@ class Several:
                 _say(f"{run.trial}: stopped after iteration {run.t} of {run.total}, {run.seconds:.1f} s")
         faulthandler.cancel_dump_traceback_later()
 
-    def _begun(self, trial: Trial, folder: Path, pool: Any) -> Tuple[Run, Any]:
-        """The run, and its virtual times to come."""
-        if self._device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()  # of runs that are over
+    def _ready(self, trial: Trial, folder: Path, pool: Any) -> Tuple[Trial, TrainConfig, Any]:
+        """The trial, its options, and its virtual times to come: they may take longer than the run itself."""
         config = configuration(trial, folder, self._asked.data_dir)
+        each = shards(config, trial, self._images_of(config)).batches_per_epoch
+        return trial, config, pool.apply_async(times.virtual_seconds, (trial.asked, config, each))
+
+    def _images_of(self, config: TrainConfig) -> Images:
         key = tuple(str(getattr(config, name)) for name in IMAGES)
         if key not in self._images:
             self._images[key] = Images(config, self._device)
-        run = Run(trial, config, self._images[key], self._free.pop() if self._free else ())
+        return self._images[key]
+
+    def _begun(self, trial: Trial, config: TrainConfig, virtual: Any) -> Tuple[Run, Any]:
+        if self._device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()  # of runs that are over
+        run = Run(trial, config, self._images_of(config), self._free.pop() if self._free else ())
         run.load(self._asked.runs)
         run.sources.append(self._source)
         _say(f"{trial}: begins at iteration {run.t} of {run.total}")
-        sizes = [one.numel() for one in run.shown.parameters]
-        return run, pool.apply_async(virtual_seconds, (trial.asked, config, sizes, run.each))
+        return run, virtual
 
     def _finish(self, run: Run, virtual_s: Sequence[float]) -> None:
         result = run.result(virtual_s, self._versions, self._machine)

@@ -36,7 +36,9 @@ class Replica:
 
     def gradient(self, images: Any, labels: Any, out: Any) -> Any:
         """Put the gradient of the mean loss into `out`; loss and right answers, summed."""
-        learned = compiled(_learned) if images.is_cuda else _learned
+        # Without norms there is little to make one kernel of, and compiled pooling that keeps cut windows has wrong
+        # gradients (PyTorch 2.11).
+        learned = compiled(_learned) if images.is_cuda and self.norms else _learned
         loss, counted, seen = learned(self.network, self.norms, images, labels)
         torch.cat([_flattened(one) for one in torch.autograd.grad(loss, self.parameters)], out=out)
         if self.norms:

@@ -45,7 +45,7 @@ class Run:
         method = methods.find(config.kvstore)
         workers = trial.asked["cluster"]["workers"]
         _check(trial, config)
-        self.shards = Shards(len(images.labels), workers, config.batch_size, config.seed)
+        self.shards = shards(config, trial, images)
         self.each = self.shards.batches_per_epoch
         self.schedule = Schedule(config, self.each, workers)
         self.total = self.schedule.total
@@ -266,6 +266,10 @@ class Run:
                       versions={**versions, **from_sources(self.sources)}, machine=machine,
                       parameters=len(self.w), starts=len(self.sources), seconds=round(self.seconds, 1),
                       rows=results.thinned(rows), staleness=None)
+
+
+def shards(config: TrainConfig, trial: Trial, images: Images) -> Shards:
+    return Shards(len(images.labels), trial.asked["cluster"]["workers"], config.batch_size, config.seed)
 
 
 def _finite(value: float) -> Optional[float]:

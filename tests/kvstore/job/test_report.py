@@ -53,6 +53,32 @@ def test_who_misses_a_deadline_or_a_peer_says_that_another_may_be_the_cause(
     os.close(write)
 
 
+FORKING = """
+import os
+from kvstore.job import report
+write = os.write
+def fork_and_write(descriptor, line):
+    with memoryview(line):  # as the call itself holds it, while another thread forks
+        child = os.fork()
+    if not child:
+        os._exit(len(report._untold))
+    assert os.waitpid(child, 0)[1] == 0
+    return write(descriptor, line)
+os.write = fork_and_write
+report.report("done")
+"""
+
+
+def test_a_process_that_is_forked_while_a_report_is_written_does_not_write_it_again() -> None:
+    read, write = os.pipe()
+    done = subprocess.run([sys.executable, "-c", FORKING], pass_fds=[write], capture_output=True, text=True, cwd=ROOT,
+                          env={**os.environ, "ODSGD_REPORT_FD": str(write)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.read(read, 100) == b'\n{"event": "done"}\n'
+    os.close(read)
+    os.close(write)
+
+
 def test_reports_of_many_threads_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setenv("ODSGD_REPORT_FD", str(write))

@@ -9,7 +9,7 @@ from kvstore.errors import DivergedError, KVStoreError
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.codecs import CODECS, WITHOUT_RESIDUAL, NotFiniteError, codec
 from kvstore.messages.finite import check, finite
-from kvstore.transports.rounds import blocks, messages
+from kvstore.transports.rounds import Messages, Round, blocks
 
 SIZES = [0, 1, 7, 1000]
 # Error of one encoding of a block, by value; what the classes' docstrings say.
@@ -51,8 +51,13 @@ def ring(name: str, own: Sequence[np.ndarray]) -> Tuple[List[np.ndarray], int]:
     p = len(own)
     room = codec(name).nbytes(own[0].size)
     totals = [np.full_like(values, np.nan) for values in own]
-    rounds = [messages(m, p, codec(name), own[m], totals[m], (np.empty(room, np.uint8), np.empty(room, np.uint8)))
-              for m in range(p)]
+
+    def messages(m: int) -> Messages:
+        round_ = Round(0, "a test", codec(name))
+        round_.own, round_.total = own[m], totals[m]
+        return round_.messages(m, p, (np.empty(room, np.uint8), np.empty(room, np.uint8)))
+
+    rounds = [messages(m) for m in range(p)]
     sent = 0
     while True:
         pairs = [pair for pair in [next(one, None) for one in rounds] if pair is not None]

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 import pytest
 
+import kvstore.optimizers.compensated  # noqa: F401  which names its optimizers
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.optimizers import described

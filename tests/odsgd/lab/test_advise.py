@@ -64,6 +64,8 @@ def test_intervals_and_codecs_are_those_that_a_store_has_on_its_transport(profil
     assert labels(profile, "--stores", "easgd,sasgd", *flags) == [
         "easgd:T=1@1", "easgd:T=10@1", "sasgd:T=1", "sasgd:T=10"]
     assert labels(profile, "--stores", "pipesgd", *flags) == ["pipesgd", "pipesgd:codec=quantize"]
+    assert labels(profile, "--stores", "sparseloco", *flags) == ["sparseloco@1"]
+    assert "odsgd:codec=quantize:codec_weights=quantize@1" in labels(profile, *flags)
 
 
 def test_systems_may_be_named_one_by_one(profile: str) -> None:

@@ -54,6 +54,12 @@ def test_a_tunnel_that_is_stopped_before_its_first_word_is_not_ended_at_once() -
         os.close(fd)
 
 
+def test_an_agent_whose_orders_never_come_ends_by_itself() -> None:
+    code = "from odsgd.launch.agent import __main__ as agent; agent.ORDERS_WITHIN_S = 1; agent.main()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as waits:
+        assert waits.wait(300) == -signal.SIGALRM
+
+
 @contextlib.contextmanager
 def agent_of(code: str) -> Iterator[Tuple["subprocess.Popen[bytes]", Channel]]:
     """An agent that has been told to run a worker, which runs `code`; and the launcher's end of their channel."""
@@ -143,3 +149,12 @@ def test_a_ping_is_answered_when_all_is_told_that_had_happened_before_it() -> No
         agent.wait(300)
     told = [one for one in said if isinstance(one, (messages.Exit, messages.Pong))]
     assert told == [messages.Exit("worker 0", -signal.SIGKILL), messages.Pong(3.0)]
+
+
+def test_a_stop_that_comes_with_the_orders_ends_an_agent_that_has_started_nothing() -> None:
+    with agent_of("import time; time.sleep(600)") as (agent, channel):
+        channel.send(messages.Stop(60.0))
+        said: List[Message] = []
+        until(lambda: said.extend(channel.receive()) or not channel.open)
+        agent.wait(300)
+    assert [type(one) for one in said] == [messages.Hello, messages.Ended]

@@ -7,7 +7,7 @@ import pytest
 from kvstore.engine._mxnet import mx
 from odsgd.config.train import TrainConfig
 from odsgd.training.data.data import Shards
-from odsgd.training.schedule import EpochProgress, EpochShares, Schedule, lr_at, lr_local_at
+from odsgd.training.schedule import EpochProgress, EpochShares, Schedule
 
 
 def config_of(**options: Any) -> TrainConfig:
@@ -16,49 +16,49 @@ def config_of(**options: Any) -> TrainConfig:
 
 def test_steps_come_at_the_first_iteration_after_their_epoch() -> None:
     config = config_of(lr=1.0, lr_step_epochs="2,3", lr_factor=0.5)
-    assert [lr_at(config, t, batches_per_epoch=10) for t in (0, 19, 20, 29, 30, 99)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert [Schedule(config, 10, 1).rates(t)[0] for t in (0, 19, 20, 29, 30, 99)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
 def test_warm_up_is_a_line_from_its_start_to_the_full_rate() -> None:
     config = config_of(lr=0.8, lr_warmup="5epochs", lr_warmup_from=0.1)  # as for ImageNet in the paper
-    assert [lr_at(config, t, batches_per_epoch=2) for t in (0, 5, 10, 11)] == pytest.approx([0.1, 0.45, 0.8, 0.8])
+    assert [Schedule(config, 2, 1).rates(t)[0] for t in (0, 5, 10, 11)] == pytest.approx([0.1, 0.45, 0.8, 0.8])
 
 
 def test_poly_falls_with_the_square_to_zero() -> None:
     config = config_of(lr=1.6, lr_decay="poly", epochs=4)
-    assert [lr_at(config, t, batches_per_epoch=5) for t in (0, 10, 20, 21)] == [1.6, 0.4, 0.0, 0.0]
+    assert [Schedule(config, 5, 1).rates(t)[0] for t in (0, 10, 20, 21)] == [1.6, 0.4, 0.0, 0.0]
 
 
 def test_poly_with_a_warm_up_reaches_its_rate_and_is_mxnets() -> None:
     config = config_of(lr=1.6, lr_decay="poly", epochs=90, lr_warmup="5epochs")  # Table 4 of the OD-SGD paper
     mxnets = mx.lr_scheduler.PolyScheduler(90 * 7, base_lr=1.6, pwr=2, final_lr=0, warmup_steps=5 * 7)
-    rates = [lr_at(config, t, batches_per_epoch=7) for t in range(90 * 7 + 1)]
+    rates = [Schedule(config, 7, 1).rates(t)[0] for t in range(90 * 7 + 1)]
     assert rates == pytest.approx([mxnets(t) for t in range(90 * 7 + 1)]) and max(rates) == rates[35] == 1.6
 
 
 def test_a_local_rate_with_poly_begins_to_fall_where_the_global_one_does() -> None:
     config = config_of(lr=1.6, lr_local=0.2, lr_decay="poly", epochs=10, lr_warmup=2)
-    assert [lr_local_at(config, t, batches_per_epoch=1) for t in (0, 1, 2, 6, 10)] == pytest.approx(
+    assert [Schedule(config, 1, 1).rates(t)[1] for t in (0, 1, 2, 6, 10)] == pytest.approx(
         [0.2, 0.2, 0.2, 0.05, 0])
 
 
 def test_a_warm_up_as_long_as_the_run_ends_at_the_rate() -> None:
     config = config_of(lr=1.0, lr_decay="poly", epochs=4, lr_warmup=4)
-    assert [lr_at(config, t, batches_per_epoch=1) for t in (0, 2, 3)] == [0.0, 0.5, 0.75]
+    assert [Schedule(config, 1, 1).rates(t)[0] for t in (0, 2, 3)] == [0.0, 0.5, 0.75]
 
 
 def test_the_local_rate_has_its_own_steps_and_no_warm_up() -> None:
     config = config_of(lr_local=0.5, lr_step_epochs="1", lr_step_epochs_local="2", lr_warmup="1epoch")
-    assert [lr_local_at(config, t, batches_per_epoch=10) for t in (0, 10, 20)] == pytest.approx([0.5, 0.5, 0.05])
+    assert [Schedule(config, 10, 1).rates(t)[1] for t in (0, 10, 20)] == pytest.approx([0.5, 0.5, 0.05])
 
 
 def test_the_local_rate_shares_the_steps_when_it_has_none_of_its_own() -> None:
     config = config_of(lr_local=0.5, lr_step_epochs="1")
-    assert lr_local_at(config, 10, batches_per_epoch=10) == pytest.approx(0.05)
+    assert Schedule(config, 10, 1).rates(10)[1] == pytest.approx(0.05)
 
 
 def test_without_a_local_rate_the_global_one_is_followed() -> None:
-    assert lr_local_at(TrainConfig(), 0, batches_per_epoch=10) is None
+    assert Schedule(TrainConfig(), 10, 1).rates(0)[1] is None
 
 
 @pytest.mark.parametrize("warmup, line", [

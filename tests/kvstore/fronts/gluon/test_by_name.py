@@ -5,7 +5,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 
@@ -112,6 +112,24 @@ def test_a_trainer_or_a_module_that_would_update_the_weights_itself_is_refused_w
                        (fit, kvstore.create("ssgd", Stage(1).worker(0))), (fit, "odsgd")):
         with pytest.raises(ConfigError, match="made with MXNET_UPDATE_ON_KVSTORE=0 in the environment"):
             way(store)
+
+
+def test_a_worker_that_would_train_alone_beside_a_store_of_its_job_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    store = kvstore.create("ssgd", Stage(2).worker(0))
+    assert store._awaits_model
+    trainer(kvstore=None)
+    assert not capsys.readouterr().err
+    trainer()
+    assert "a gluon.Trainer with the store `device` trains a network of this worker's own" in capsys.readouterr().err
+    ways: List[Callable[[], Any]] = [
+        lambda: mx.kv.create("DIST_SYNC"), lambda: trainer(kvstore="dist_sync")._init_kvstore()]
+    for way in ways:
+        with pytest.raises(ConfigError, match="` is MXNet's own store, whose workers would wait for servers"):
+            way()
+    capsys.readouterr()
+    ours = trainer(kvstore=store)
+    trainer()  # of another network, as a GAN has two
+    assert ours._kvstore_params["kvstore"] is store and not capsys.readouterr().err
 
 
 def gluon_step(store: Any, divisor: int, scaled: bool = False) -> None:

@@ -68,6 +68,8 @@ def test_a_worker_may_have_no_data_at_all() -> None:
 def test_join_is_for_stores_that_were_made_for_it() -> None:
     with pytest.raises(ConfigError, match='make the store with uneven="join"'):
         kvstore.create("local").join()
+    with pytest.raises(ConfigError, match="join: workers of an asynchronous store, as `asgd`, do not wait"):
+        kvstore.create("asgd", Stage(1).worker(0)).join()
     with pytest.raises(ConfigError, match="uneven has no meaning in store asgd, whose workers wait for nobody"):
         kvstore.create("asgd", Stage(1).worker(0), uneven="join")
     store = kvstore.create("local", uneven="join")

@@ -1,5 +1,6 @@
 """The store in one process: Gluon's calls, mistakes, types, devices, state."""
 import functools
+import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -10,6 +11,7 @@ import kvstore
 from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.fronts import base
+from kvstore.fronts.gluon import legacy
 from kvstore.fronts.gluon.lanes import FLATS
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.messages.seam import Ring, Saved, Transport
@@ -877,6 +879,58 @@ def test_optimizer_states_of_worker_0_reach_every_worker_of_a_ring(tmp_path: Pat
         return cluster.run(work, cluster.ring_worker)
     middle = run(3, 4.0, save=True)[0]
     assert run(2, middle, load=True) == run(5, 4.0) != run(2, middle)
+
+
+def test_a_schedule_may_come_and_go_between_two_steps() -> None:
+    optimizer = mx.optimizer.SGD(learning_rate=0.5)
+    store, w, seen = make(optimizer=lambda: optimizer), mx.nd.array([4.0]), []
+    store.broadcast("w", w, w)
+    for schedule in (None, mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.5), None):
+        optimizer.lr_scheduler = schedule
+        store.pushpull("w", mx.nd.ones(1), w)
+        seen.append(w.asscalar())
+    assert seen == [3.5, 3.25, 2.75]
+
+
+def test_global_weights_before_there_are_any_name_what_is_missing() -> None:
+    store = kvstore.create("ssgd", Stage(1).worker(0))
+    with pytest.raises(ConfigError, match="nothing has been trained with this `ssgd` store"), store.global_weights():
+        pass
+
+
+@pytest.mark.parametrize("name, options", [("downpour", {"T": 2}), ("easgd", {"T": 2}), ("diloco", {"H": 2})])
+def test_global_weights_between_two_exchanges_say_what_they_lack(
+        capsys: pytest.CaptureFixture[str], name: str, options: Dict[str, Any]) -> None:
+    store, w = make(name, **options), mx.nd.ones(1)
+    store.broadcast("w", w, w)
+    lacks = []
+    for _ in range(3):
+        store.pushpull("w", mx.nd.ones(1), w)
+        with store.global_weights():
+            lacks += re.findall(r"nothing of the (\d) steps since the last exchange \(iteration (\d)\)",
+                                capsys.readouterr().err)
+    assert lacks == [("1", "0")]  # once
+
+
+def test_global_weights_of_sasgd_lack_nothing_between_two_exchanges(capsys: pytest.CaptureFixture[str]) -> None:
+    store, w = make("sasgd", transport=Stage(1).ring_worker(0), T=4), mx.nd.array([4.0])
+    store.broadcast("w", w, w)
+    store.pushpull("w", mx.nd.ones(1), w)
+    with store.global_weights():
+        assert w.asscalar() == 3.5 and not capsys.readouterr().err
+
+
+def test_states_of_an_optimizer_that_steps_on_workers_are_not_the_stores_to_load(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    legacy._warn_of_states.cache_clear()  # which warns once
+    store, file = make("diloco", H=1), str(tmp_path / "states")
+    w = two_keys(store)
+    store.pushpull(list(w), list(w.values()), list(w.values()))
+    for _ in range(2):
+        store.save_optimizer_states(file)
+    assert capsys.readouterr().err.count("saved optimizer states alone will not continue this `diloco` run in") == 1
+    with pytest.raises(ConfigError, match="do not continue a `diloco` run, which keeps more than them"):
+        store.load_optimizer_states(file)
 
 
 @pytest.mark.parametrize("name", ["sasgd", "pipesgd"])

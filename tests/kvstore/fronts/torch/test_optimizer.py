@@ -851,3 +851,23 @@ def test_decay_that_adamw_keeps_apart_does_not_go_where_gradients_have_it() -> N
             Optimizer(optim.AdamW(net.parameters(), 0.01), net, create("downpour", transport=transport))
 
     Stage(1).run(run)
+
+
+def test_a_store_that_trains_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(2)
+
+    def work(wire: Any) -> None:
+        store = create("ssgd", wire)
+        with pytest.raises(ConfigError, match="has no model; make od"), store.global_weights():
+            pass
+        store.close()
+
+    stage.run(work, stage.worker)
+    assert capsys.readouterr().err.count("was given no model, so that each worker has trained its own") == 1
+
+
+def test_a_second_optimizer_of_a_store_is_told_what_it_takes() -> None:
+    net, store = Net(), create("local")
+    Optimizer(optim.SGD(net.parameters(), 0.1), net, store)
+    with pytest.raises(ConfigError, match="already; make a new store for another"):
+        Optimizer(optim.SGD(net.parameters(), 0.1), net, store)

@@ -196,6 +196,17 @@ def test_when_all_wait_nobody_is_blamed() -> None:
     assert "worker 0 at iteration 20, worker 1 at iteration 20" in hung.text
 
 
+@pytest.mark.parametrize("trouble", [{"activity": "serving", "waits_s": None}, {"silent_s": 0.0}])
+def test_a_server_that_holds_up_all_is_blamed_though_they_have_waited_longer(trouble: Dict[str, Any]) -> None:
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"waits_s": 90.0}, "worker 1": {"waits_s": 90.0}}
+    assert story.goes_on(30, moves=False) is None
+    story.states["server 1"] = trouble
+    hung = story.goes_on(100, moves=False)
+    assert hung and hung.names == ["server 1"] and hung.text.endswith("0 and 1 wait for it since iteration 20")
+
+
 def test_all_that_wait_hang_whatever_they_are_at() -> None:
     story = Story()
     story.goes_on(20)

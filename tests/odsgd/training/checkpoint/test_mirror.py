@@ -233,8 +233,12 @@ def test_a_copy_stays_while_the_checkpoint_after_it_has_none(tmp_path: Path) -> 
     file.touch()
     for iteration in (1, 2, 4):
         second.put(file, iteration)
-    checkpoint._retire_copies(second, [3, 4], iteration=4, whole=3)
+    checkpoint._retire_copies(second, [3, 4], iteration=4, whole=3, keep=1)
     assert second.iterations() == [2, 4]
+    checkpoint._retire_copies(second, [3, 4], iteration=4, whole=4, keep=2)
+    assert second.iterations() == [2, 4]  # 4 may be passed over at a restart, and written again
+    checkpoint._retire_copies(second, [3, 4], iteration=4, whole=4, keep=1)
+    assert second.iterations() == [4]
 
 
 def test_a_manifest_that_is_not_copied_is_told_once(place: str, tmp_path: Path) -> None:

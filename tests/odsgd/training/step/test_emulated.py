@@ -14,6 +14,7 @@ import pytest
 from kvstore.engine import engine
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.tracing import recorder
 from kvstore.transports.in_process import Stage
 from odsgd.training.step.emulated import STEP_S, Emulated, factors
 from tests import paper
@@ -141,21 +142,22 @@ def test_a_process_may_end_with_iterations_under_way() -> None:
 
 
 class Seen:
-    """The steps of a device, and a signal for the first."""
+    """The steps of a device as a timeline is told of them, and a signal for the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(recorder, "on", self)
         self.steps: List[Tuple[str, List[int], float, float]] = []
         self.first = threading.Event()
 
-    def __call__(self, what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None:
+    def add(self, stage: str, what: str, start_s: float, end_s: float, iteration: int, layers: List[int]) -> None:
         self.steps.append((what, layers, start_s, end_s))
         self.first.set()
 
 
-def test_the_forward_pass_of_a_layer_waits_for_its_own_weights_only() -> None:
-    seen, layers, written = Seen(), pairs(2), threading.Event()
+def test_the_forward_pass_of_a_layer_waits_for_its_own_weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, layers, written = Seen(monkeypatch), pairs(2), threading.Event()
     engine.push(held_until(written), [], [layers[1][0]])
-    through = Emulated(layers, 12 * STEP_S, computed=seen).iteration()
+    through = Emulated(layers, 12 * STEP_S).iteration()
     assert seen.first.wait(LONG_S) and seen.steps[0][:2] == ("forward", [0])
     now_s = time.monotonic()
     written.set()
@@ -165,12 +167,12 @@ def test_the_forward_pass_of_a_layer_waits_for_its_own_weights_only() -> None:
     assert seen.steps[1][2] >= now_s
 
 
-def test_lateness_does_not_add_up() -> None:
+def test_lateness_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step begins where the one before it ended, not when a thread woke up after that."""
     # Gradients are written again 0.4 s after the last time: as late may threads wake up here.
-    seen, layers, queued, others = Seen(), pairs(3), threading.Event(), threading.Event()
+    seen, layers, queued, others = Seen(monkeypatch), pairs(3), threading.Event(), threading.Event()
     engine.push(held_until(queued), [], [layers[0][0]])
-    device = Emulated(layers, 0.6, computed=seen)
+    device = Emulated(layers, 0.6)
     for _ in range(3):
         through = device.iteration()
     engine.push(others.set, [layers[1][0], layers[2][0]], [])  # queued last: what the others wait for has been
