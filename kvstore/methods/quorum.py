@@ -92,13 +92,18 @@ class QuorumRule(AsyncRule):
         return True
 
     def look(self, worker_rank: int, w: np.ndarray) -> None:
-        """An evaluation ends a round as its worker's question would, but is not in the log: a run with a plan closes
-        rounds when they are due there, whoever looks and when. Several may be: what came last of one was an answer."""
-        if self.version + 1 < len(self._plan):
-            while self._close(w, 0) and self.version + 1 < len(self._plan):
+        """An evaluation ends a round as its worker's question would, if it is the worker that leads: the rounds that
+        others end later would be in the log, and not in what it saves. It is not in the log: a run with a plan closes
+        rounds when they are due there, whoever looks and when, and no others. Several may be: what came last of one was
+        an answer."""
+        if self.version < len(self._plan):
+            while self.version + 1 < len(self._plan) and self._close(w, 0):
                 pass
-        elif worker_rank in self._pushed_ranks():
+        elif worker_rank in self._pushed_ranks() and self._leads(worker_rank):
             self._close(w, self.options.quorum)
+
+    def _leads(self, worker_rank: int) -> bool:
+        return not set(range(worker_rank)) - lost_workers()
 
     def _pushed_ranks(self) -> List[int]:
         return [rank for rank, _ in self.members]
