@@ -88,6 +88,7 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
         full = all(there) and all(planned.values())
         plans += all(planned.values())
         if all(planned.values()) and not full:
+            found = found._replace(why=claim.why if any(there) else found.why)
             where = f", {scale.name}" if len(of.scales) > 1 else ""
             lacks.append(f"{sum(there)} of {len(there)} planned runs so far{where}")
         end = scale.seeds if full else scale.had

@@ -31,8 +31,8 @@ are planned at the paper's scale, and 1 is there.
 
 ✓ a claim holds; ✗ it does not; ? cannot be told. Of times, which are those of a simulated cluster: ✓ reproduced in the
 simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cannot fail there. The *size* is the share of
-the paper's training that our runs have, by examples. A verdict at a few per cent is one about short trainings, in
-which a delay costs more than in long ones. A claim with a plan of seeds is decided when all planned runs are there,
+the paper's training that our runs have, by examples. A verdict at a few per cent is one about short trainings;
+in longer ones a delay may cost less. A claim with a plan of seeds is decided when all planned runs are there,
 "as planned"; before that, and without a plan, by the runs that were there when plans were made, if they are enough.
 
 A number with × is a quotient of the two cells that are named; any other is a difference between them, in points.\
@@ -43,23 +43,26 @@ BEFORE = ("before there was a plan of seeds (82 claims, at b0c33e8)", 12, 1, 35,
 """The counts of then, in the columns of now."""
 
 LEAD = """\
-Whole trainings with 4 workers so far, test accuracy in %. The difference is OD-SGD's minus SSGD's, of the seeds that
-both have, with its 95 % interval; ResNet18 and ResNet-20 ran [on a GPU](../how-to/reproduce.md#on-a-gpu).
+The longest trainings with 4 workers so far, test accuracy in %. The difference is OD-SGD's minus SSGD's, of the seeds
+that both have, with its 95 % interval; ResNet18 and ResNet-20 ran [on a GPU](../how-to/reproduce.md#on-a-gpu).
 
-| network | epochs | OD-SGD | SSGD | difference | OD-SGD, the paper | SSGD, the paper |
-|---|---|---|---|---|---|---|
-| MobileNet on MNIST | 40, as in the paper | {od-sgd/table-1/paper: odsgd.accuracy} \
-| {od-sgd/table-1/paper: ssgd.accuracy} | {od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy} | 98.76 | 98.59 |
-| ResNet18_v2 on CIFAR-10 | 160, as in the paper | {od-sgd/table-2/paper: odsgd-4.accuracy5} \
+| network, data, OD-SGD's local update | epochs | OD-SGD | SSGD | difference | seeds | OD-SGD, the paper \
+| SSGD, the paper |
+|---|---|---|---|---|---|---|---|
+| MobileNet, MNIST, SGD | 40, as in the paper | {od-sgd/table-1/paper: odsgd.accuracy} \
+| {od-sgd/table-1/paper: ssgd.accuracy} | {od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy} \
+| {od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy, seeds} | 98.76 | 98.59 |
+| ResNet18_v2, CIFAR-10, DC-ASGD-c | 160, as in the paper | {od-sgd/table-2/paper: odsgd-4.accuracy5} \
 | {od-sgd/table-2/paper: ssgd-4.accuracy5} | {od-sgd/table-2/paper: odsgd-4.accuracy5 - ssgd-4.accuracy5} \
-| 80.43 | 80.48 |
-| ResNet-20 on CIFAR-10 | 40; the paper gives none | {od-sgd/gap-resnet20/medium: sgd-100.accuracy} \
+| {od-sgd/table-2/paper: odsgd-4.accuracy5 - ssgd-4.accuracy5, seeds} | 80.43 | 80.48 |
+| ResNet-20, CIFAR-10, SGD | 40 of a guessed 200 | {od-sgd/gap-resnet20/medium: sgd-100.accuracy} \
 | {od-sgd/table-6/medium: ssgd.accuracy} | {od-sgd/gap-resnet20/medium: sgd-100.accuracy - ssgd-100.accuracy} \
-| 92.14 | 92.13 |
+| {od-sgd/gap-resnet20/medium: sgd-100.accuracy - ssgd-100.accuracy, seeds} | 92.14 (DC-ASGD-c) | 92.12 |
 
 No run uses ImageNet. Times are those of a simulated cluster. OD-SGD trains
-{od-sgd/table-1/paper: odsgd.speed128 / ssgd.speed128} as many samples in a second as SSGD there (Table 1), in the paper
-× 1.7. The list says what all runs can tell a reader of the OD-SGD paper:"""
+{od-sgd/table-1/paper: odsgd.speed128 / ssgd.speed128} as many samples in a second as SSGD there on Ethernet (Table 1),
+in the paper × 1.7, and {od-sgd/table-5/small: odsgd-4-ib.speed128 / ssgd-4-ib.speed128} on InfiniBand (Table 5, 4
+workers), in the paper × 1.31. The list says what all runs can tell a reader of the OD-SGD paper:"""
 
 SHORT = 70
 """Characters of a claim beside its interval."""
@@ -127,7 +130,7 @@ def _known(one: Ruled, loaded: Mapping[str, Runs]) -> str:
     certain = ", where it cannot be otherwise" if one.claim.certain and verdict == HOLDS else ""
     numbers = "; ".join([*(f"reproduced: {_numbers(one, part, loaded)}" for part in parts),
                          "not: " * bool(parts) + _numbers(one, finding, loaded)])
-    lacks = f"; {one.found.lacks}" * (verdict == OPEN and bool(one.found.lacks))
+    lacks = f"; {one.found.lacks}" * bool(one.found.lacks)
     return f"{says}{certain} ({one.link}: {numbers}{lacks})"
 
 
@@ -240,9 +243,10 @@ def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
     lines = [(f"{turn:g}", name, scale, str(len(found)), [hours for hours in found if hours is not None])
              for (turn, name, scale), found in sorted(counts.items())]
     lines += [("", "what is in no plan", "", "", [*rest.values()]), ("", "all", "", "", [*every.values()])]
-    return ["## The plan of seeds", "What is to run, in this order, written down before the runs. At a scale with a "
-            "plan, the planned runs of a claim's cells decide it, once all are there, and no other runs. The hours are "
-            "what the runs that are there took, on one core each, beside other work.",
+    return ["## The plan of seeds", "What is to run, written down before the runs, in this order but for what had a "
+            "GPU. At a scale with a plan, the planned runs of a claim's cells decide it, once all are there, and no "
+            "other runs. The hours are what the runs that are there took, on one core each or [on a GPU]"
+            "(../how-to/reproduce.md#on-a-gpu), beside other work.",
             piped([["turn", "runs of", "scale", "planned", "there", "hours"], *(
                 [turn, name, scale, planned, str(len(there)), f"{sum(there):.1f}"]
                 for turn, name, scale, planned, there in lines)], right="")]

@@ -7,11 +7,13 @@ from typing import Iterator, Mapping, Match, Optional, Sequence
 
 from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested, compared
 from scripts.reproduction.declarations import SCALES, STATES, Claim, Comparison, Item, Paper
-from scripts.reproduction.measures import CONFIDENCE, MEASURES
+from scripts.reproduction.measures import CONFIDENCE, MEASURES, TIMES
 from scripts.reproduction.results import Result
 
-NUMBER = re.compile(r"\{([\w-]+)/([\w-]+)/(\w+): ([\w-]+\.\w+)(?: ([-/]) ([\w-]+\.\w+))?(?: of seed (\d+))?\}")
-"""A number of ours in a text: cells of PAPER/ITEM/SCALE, one, or two with `-` or `/`, and maybe `of seed 3`."""
+NUMBER = re.compile(r"\{([\w-]+)/([\w-]+)/(\w+): ([\w-]+\.\w+)(?: ([-/]) ([\w-]+\.\w+))?"
+                    r"(?: of seed (\d+)|(, seeds))?\}")
+"""A number of ours in a text: cells of PAPER/ITEM/SCALE, one, or two with `-` or `/`; of one seed with `of seed 3`;
+with `, seeds` how many they are."""
 
 SIGNS = {HOLDS: "✓", FAILS: "✗", OPEN: "?"}
 
@@ -37,13 +39,15 @@ def filled(text: str, papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> st
     items = {item.full_name: item for paper in papers for item in paper.items.values()}
 
     def ours(place: Match[str]) -> str:
-        paper, name, scale, of, sign, other, seed = place.groups()
+        paper, name, scale, of, sign, other, seed, count = place.groups()
         cells = {cell: {one: result for one, result in seeds.items() if seed in (None, str(one))}
                  for cell, seeds in loaded.get(paper, {}).get((name, scale), {}).items()}
         if not cells:
             return "not run"
         asked = Comparison(of, minus=other if sign == "-" else "", over=other if sign == "/" else "")
         found = compared(items[f"{paper}/{name}"], asked, cells)
+        if count:
+            return f"{found.estimate.seeds} seed{'s' * (found.estimate.seeds > 1)}"
         alone = number(found, found.mean) if sign else MEASURES[of.rpartition(".")[2]].text(found.mean)
         return interval(found) if sign and seed is None else alone
 
@@ -94,7 +98,8 @@ def state_of(paper: Paper, item: Item, runs: Runs) -> str:
     counts = {scale: len(runs.get((of.name, scale), {})) for scale in of.scales}
     whole = [scale for scale, count in counts.items() if count == len(of.cells)]
     some = [scale for scale, count in counts.items() if count]
-    at = {SCALES[0]: "at the paper's scale", SCALES[1]: "at a medium scale", SCALES[2]: "smaller"}
+    smaller = "times only" if of.measures and TIMES.issuperset(of.measures) else "smaller"
+    at = {SCALES[0]: "at the paper's scale", SCALES[1]: "at a medium scale", SCALES[2]: smaller}
     part = f", a part {at[some[0]]}" if some and some[0] not in whole[:1] else ""
     return f"runs here{f', {at[whole[0]]}' if whole else ''}{part}" if some else "to be run here"
 
