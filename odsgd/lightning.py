@@ -8,6 +8,7 @@ import contextlib
 from typing import Any
 
 import lightning
+from torch.nn.parallel import DistributedDataParallel
 
 import odsgd.torch as od
 from kvstore.errors import ConfigError
@@ -29,6 +30,9 @@ class LightningCallback(lightning.Callback):
         if len(trainer.optimizers) != 1:
             raise ConfigError(f"the module has {len(trainer.optimizers)} optimizers, and a store takes one; let "
                               "configure_optimizers return one, with a parameter group for each set of parameters")
+        if not pl_module.automatic_optimization and isinstance(trainer.strategy.model, DistributedDataParallel):
+            raise ConfigError("with automatic_optimization=False Lightning lets DistributedDataParallel exchange "
+                              "gradients in any case; let it be True, or leave strategy=\"ddp\" out (`odsgd launch`)")
         self.store = od.create(*self._words, **self._options)
         trainer.strategy.optimizers = [od.Optimizer(trainer.optimizers[0], trainer.strategy.model, self.store)]
         if any(isinstance(one, AVERAGING) for one in trainer.callbacks):  # which read the weights after each step

@@ -380,12 +380,18 @@ class Session:
     def mean(self, array: np.ndarray) -> np.ndarray:
         """The mean over the workers that take part. Waits.
 
-        One may be lost between two pieces of a sum. They have whole blocks, so each block begins with a count.
+        One may be lost between two pieces of a sum. They have whole blocks, so each block begins with a count. What is
+        summed is a part, by a power of two, so that numbers near the largest one have a mean, too.
         """
-        flat, block = array.reshape(-1), min(SUM_SIZES)
+        part, largest = 0.5 ** (self.transport.num_workers - 1).bit_length(), np.finfo(np.float32).max
+        flat, block = array.reshape(-1) * np.float32(part), min(SUM_SIZES)
         counted = self.transport.total(np.insert(flat, range(0, flat.size, block - 1), 1))
         counts = np.repeat(counted[::block], block - 1)[:flat.size]
-        return np.asarray(np.delete(counted, slice(None, None, block)) / counts).reshape(array.shape)
+        sums = np.delete(counted, slice(None, None, block))
+        with np.errstate(over="ignore"):
+            means = np.asarray(sums / (counts * np.float32(part)))
+        rounded = np.isfinite(sums) & np.isinf(means)
+        return np.where(rounded, np.copysign(largest, means), means).reshape(array.shape)
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone."""

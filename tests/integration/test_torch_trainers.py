@@ -111,7 +111,8 @@ averaging = lambda: [EMAWeightAveraging(decay=0.5)]
 
 
 AFTER = {"transformers": """
-import gc
+import gc, pytest
+from kvstore.errors import ConfigError
 from transformers import Trainer, TrainingArguments
 import odsgd.huggingface
 
@@ -127,6 +128,8 @@ best = model.state_dict()["layers.0.weight"].clone()
 evaluated = [one["eval_loss"] for one in trainer.state.log_history if "eval_loss" in one]
 np.testing.assert_allclose(first, evaluated[0], rtol=1e-5)
 assert first > 1.01 * evaluated[1]
+with pytest.raises(ConfigError, match="a Trainer of Hugging Face's trains once"):
+    trainer.train()
 del trainer
 gc.collect()
 assert (model.state_dict()["layers.0.weight"] == best).all()
@@ -155,6 +158,12 @@ class Several(Module):
 
 with pytest.raises(ConfigError, match="the module has 2 optimizers, and a store takes one; let configure_optimizers"):
     trainer.fit(Several(), data)
+
+class Manual(Module):
+    automatic_optimization = False
+
+with pytest.raises(ConfigError, match="automatic_optimization=False Lightning lets DistributedDataParallel exchange"):
+    trainer.fit(Manual(), data)
 """}
 
 

@@ -138,9 +138,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         Returns at once: what reads `out` waits in MXNet's engine, for as much as the algorithm asks. The next backward
         pass may overwrite the gradients; it waits likewise.
         """
-        self._check_usable()
-        if self._shown is not None:
-            raise ProtocolError("a step inside `with store.global_weights():`, or `showing`; take it after the block")
+        self._check_may_step()
         self.begin()
         for one, grads, outs in each(key, value, value if out is None else out):
             self._hand_in(one, as_list(grads), as_list(outs))

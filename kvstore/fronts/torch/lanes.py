@@ -90,6 +90,7 @@ class Sample:
     def __init__(self, parts: Sequence[Tuple[Segment, Trained]]) -> None:
         self._parts = parts
         self._addresses: List[int] = []            # of the tensors' memory when `_views` were made
+        self._strides: List[Tuple[int, ...]] = []  # and in what order it was
         self._views: List[List[torch.Tensor]] = []  # on that memory, by device
         self._names: List[List[str]] = []           # of the parameter that each element belongs to, by device
         self._taken: List[torch.Tensor] = []
@@ -99,7 +100,8 @@ class Sample:
 
     def changed(self) -> Optional[str]:
         """The name of a parameter that is another one than when the sample was taken."""
-        for names, taken, now in zip(self._names, self._taken, self._look()):
+        there = self._look()
+        for names, taken, now in zip(self._names, self._taken, there):
             if not torch.equal(taken, now):
                 return names[int(torch.nonzero(taken != now)[0])]
         return None
@@ -107,7 +109,10 @@ class Sample:
     def _look(self) -> List[torch.Tensor]:
         addresses = [one.tensor.data_ptr() for _, one in self._parts]
         if addresses != self._addresses:
-            self._addresses = addresses
+            strides = [one.tensor.stride() for _, one in self._parts]
+            if strides != self._strides:
+                self._taken = []  # which other elements were in
+            self._addresses, self._strides = addresses, strides
             self._make_views()
         return [torch.cat(views) for views in self._views]
 

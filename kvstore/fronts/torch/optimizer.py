@@ -92,6 +92,9 @@ class Optimizer(torch.optim.Optimizer):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim's, then the "
                               "model, then the store")
+        if isinstance(optimizer, Optimizer):
+            raise ConfigError("the optimizer is an od.Optimizer, which trains by a store already; give the one of "
+                              "torch.optim that it was made of, new (a Trainer of Hugging Face's trains once)")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = self._stop_exchanges(model)
         models.refuse_wrapped(model)
@@ -162,11 +165,15 @@ class Optimizer(torch.optim.Optimizer):
         self.store.mean_gradients()
 
     def sum_overflows(self, mine: float) -> float:
-        """Over the workers, of what a scaler has found before `step`. Collective; waits."""
+        """Over the workers, of what a scaler has found before `step`. Collective; waits. In an asynchronous job each
+        worker skips by itself.
+        """
         if self._arrivals is not None and self._arrivals.left:
             raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
                               "pass under `with optimizer.no_sync():`")
         self.store.let_change()
+        if self.store.session.method.asynchronous:
+            return mine
         return float(self.store.sum_within(np.array([mine]))[0])
 
     def synchronize(self) -> None:
@@ -262,7 +269,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_trained(self) -> None:
         """ConfigError if other parameters are trained than in the beginning, or the model not by this one any more."""
-        self.store._check_usable()
+        self.store._check_may_step()
         if not self._hooks:
             raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
                               "the same parameters since")
@@ -369,14 +376,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def _watch_saving(self) -> None:
         """What is saved are this worker's weights of now; if these are not the global ones, a line says so."""
-        root = getattr(self._model, "_orig_mod", self._model)
+        own = set(getattr(self._model, "_orig_mod", self._model).modules())  # and not those of a copy
 
         def saved(module: torch.nn.Module, *_: Any) -> None:
             self.synchronize()
-            if module is root and self.store.shows_own:
+            if module in own and self.store.shows_own:
                 warn_of_own(self.store.name)
 
-        self._hooks.append(root.register_state_dict_pre_hook(saved))
+        self._hooks += [module.register_state_dict_pre_hook(saved) for module in own]
 
     def _watch_gradients(self) -> None:
         trained = {one.name for one in self._described()}
@@ -427,7 +434,8 @@ class Optimizer(torch.optim.Optimizer):
 
 class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
     """``torch.amp.GradScaler`` for an `Optimizer`: an overflow on one worker is one on all of them, so that all skip
-    the step, and their scales stay equal. The backward pass runs under `no_sync`, since gradients leave unscaled.
+    the step, and their scales stay equal; with an asynchronous store each skips its own. The backward pass runs under
+    `no_sync`, since gradients leave unscaled.
     """
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:

@@ -153,6 +153,8 @@ class TorchStore(FrontEnd):
         self._parameters = {one.name: one for one in parameters}
         self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
         self._groups = 1 + max(one.group for one in parameters)
+        if not self.takes_weights:
+            self._refuse_shared_memory()
         for parameter in (one.parameter for one in self._trained.values()):
             before = _stores.get(id(parameter))
             if before is not None:
@@ -160,6 +162,16 @@ class TorchStore(FrontEnd):
                 before._leave_model()
             _stores[id(parameter)] = self
         self._share()
+
+    def _refuse_shared_memory(self) -> None:
+        """ConfigError for two parameters on one memory, of which each would have weights of its own."""
+        names: Dict[int, str] = {}
+        for name, one in self._trained.items():
+            other = names.setdefault(one.tensor.data_ptr(), name)
+            if other != name:
+                raise ConfigError(f"{other} and {name} share their memory and are two parameters, which a store would "
+                                  "train apart; let one module have the other's (`decoder.weight = encoder.weight`), "
+                                  "before the optimizer is made")
 
     def _refuse_shards(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """ConfigError if workers share a tensor, whose shards would be taken for copies of one."""
@@ -227,7 +239,7 @@ class TorchStore(FrontEnd):
 
     def begin_iteration(self, rates: Sequence[float]) -> bool:
         """At these learning rates of the groups. Returns whether any worker has a gradient."""
-        self._check_usable()
+        self._check_may_step()
         self._check_weights()
         self._counting, rates = self._counts(*rates[:self._groups])
         if self._counting:

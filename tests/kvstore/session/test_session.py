@@ -11,7 +11,7 @@ class Losing(SocketsJoined):
     """The place of one of two workers that bring the same; the other is lost after one piece of a sum."""
 
     def __init__(self) -> None:
-        self.timeout_s, self._present = 60.0, 2
+        self.timeout_s, self.num_workers, self._present = 60.0, 2, 2
 
     def _ask_sum(self, part: np.ndarray) -> Callable[[], np.ndarray]:
         total, self._present = part * self._present, 1

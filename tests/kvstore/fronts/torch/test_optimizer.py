@@ -196,6 +196,24 @@ def assert_leaves_out_the_third(run: Callable[[Any], Dict[str, np.ndarray]]) -> 
             np.testing.assert_allclose(one[name], array, 1e-5, atol=1e-6, err_msg=name)
 
 
+def test_workers_of_an_asynchronous_store_skip_by_themselves_and_may_take_other_numbers_of_steps() -> None:
+    def run(transport: Any) -> Any:
+        net, rank = Net(), transport.worker_rank
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("asgd", transport))
+        scaler = GradScaler("cpu", init_scale=8.0)
+        for t, x in enumerate(batches(rank, 3 + 2 * rank)):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                scaler.scale(net(x).square().sum()).backward()
+            if (t, rank) == (1, 1):
+                net.conv.weight.grad[0, 0, 0, 0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+        return optimizer.store.iteration, scaler.get_scale()
+
+    assert Stage(2).run(run) == [(3, 8.0), (4, 4.0)]
+
+
 def test_a_scaler_of_torchs_is_refused_since_it_knows_one_worker_alone() -> None:
     net = Net()
     optimizer = local(net)
@@ -755,6 +773,45 @@ def test_weights_changed_in_vain_before_global_weights_are_told() -> None:
         pass
 
 
+def test_what_a_part_of_the_model_saves_after_a_step_is_of_now() -> None:
+    net = Net()
+    optimizer = local(net)
+    train(net, optimizer, batches(0, 2))
+    mine = net.first.state_dict()["weight"].clone()
+    optimizer.synchronize()
+    assert torch.equal(mine, net.first.weight)
+
+
+@pytest.mark.parametrize("name", ["ssgd", "odsgd", "diloco"])
+def test_a_step_inside_global_weights_is_an_error(name: str) -> None:
+    def run(transport: Any) -> None:
+        net = Called()
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create(name, transport))
+        train(net, optimizer, [torch.ones(3)] * 2)
+        with optimizer.store.global_weights(), pytest.raises(ProtocolError, match="a step inside `with store"):
+            train(net, optimizer, [torch.ones(3)])
+
+    Stage(1).run(run)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_buffer_near_the_largest_float_is_the_same_inside_global_weights(workers: int) -> None:
+    """As the mask of an attention is."""
+    values = [torch.finfo(torch.float32).min, torch.finfo(torch.float32).max, -float("inf"), 1 / 3, 0.0]
+
+    def run(transport: Any) -> Any:
+        net = torch.nn.Linear(3, 3)
+        net.register_buffer("mask", torch.tensor(values))
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport))
+        net(torch.ones(3)).square().sum().backward()
+        optimizer.step()
+        with optimizer.store.global_weights():
+            return net.mask.tolist()
+
+    for mask in Stage(workers).run(run):
+        assert mask == torch.tensor(values).tolist()
+
+
 @pytest.mark.parametrize("name, warns", [("odsgd", True), ("asgd", True), ("ssgd", False)])
 def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
     base.warn_of_own.cache_clear()  # another test may have been told
@@ -778,6 +835,28 @@ def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, capsys:
     Stage(1).run(run)
     said = capsys.readouterr().err
     assert said.count("warning: what is saved are this worker's own weights") == said.count("\n") == warns, said
+
+
+def test_parameters_on_one_memory_and_an_optimizer_that_is_ours_already_are_refused() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(4, 3, bias=False))
+    net[1].weight.data = net[0].weight.data.t()
+    with pytest.raises(ConfigError, match=r"0\.weight and 1\.weight share their memory and are two parameters"):
+        local(net)
+    net = Called()
+    with pytest.raises(ConfigError, match=r"is an od\.Optimizer, which trains by a store already"):
+        Optimizer(local(net), net, create("local"))
+
+
+def test_a_model_may_change_the_order_of_its_memory_between_steps() -> None:
+    ours, alone = (torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.Conv2d(5, 4, 3)) for _ in range(2))
+    alone.load_state_dict(ours.state_dict())
+    optimizer, theirs = local(ours, OPTIMIZERS["sgd"]), OPTIMIZERS["sgd"](alone.parameters())
+    for x in batches(0, 3):
+        train(ours, optimizer, [x])
+        ours.to(memory_format=torch.channels_last)
+        train(alone, theirs, [x])
+    optimizer.synchronize()
+    assert_close(ours, alone)
 
 
 @pytest.fixture
