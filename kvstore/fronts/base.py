@@ -430,10 +430,11 @@ class FrontEnd:
         if self._closed:
             raise StoreClosedError(f"the `{self.name}` store of worker {self.rank} is closed")
 
-    def _check_may_step(self) -> None:
+    def _check_may_step(self, else_: str = "") -> None:
         self._check_usable()
         if self._shown is not None:
-            raise ProtocolError("a step inside `with store.global_weights():`, or `showing`; take it after the block")
+            raise ProtocolError("a step inside `with store.global_weights():`, or `showing`; take it after the block"
+                                + else_)
 
     def _check_begun(self, what: str) -> None:
         self._check_usable()

@@ -31,9 +31,9 @@ The server's, for one bucket (`quorum` says when a round is over):
 
 Reading: the paper's grace is what tau leaves after the quorum and the way back, in measured seconds. Here it ends when
 the first of the round asks for the answer, which needs no clock; delay - grace steps are left for the way back.
-Reading: an evaluation by the worker that leads ends a round as its question would, if it has sent something for it; a
-round that stays open is no part of what it gets. The rate that travels with a push is w_m. RDA is for all tensors (each
-a bucket of its own); the paper's embeddings take the mean.
+Reading: an evaluation ends a round that has its quorum, as a worker's question would; a round that stays open is no
+part of what it gets. The rate that travels with a push is w_m. RDA is for all tensors (each a bucket of its own); the
+paper's embeddings take the mean.
 Replay: a file of `store.rounds()` lets every round close and answer as it says however fast workers are: the same bits.
 Readings of `diloco` on BatchNorm, momentum and fragments hold here. A worker that is lost costs its own last H steps,
 and a worker that joins begins at the newest global weights.

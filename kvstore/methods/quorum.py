@@ -79,9 +79,9 @@ class QuorumRule(AsyncRule):
         if self._resting and self._resting >= set(range(self.num_workers)) - lost_workers():
             self._resting.clear()
 
-    def _may_still_come(self, ranks: Collection[int]) -> Set[int]:
-        """The workers beside `ranks` of whom a push can come."""
-        return set(range(self.num_workers)) - set(ranks) - absent_workers() - self._resting
+    def _may_still_come(self, ranks: Collection[int], rests: bool) -> Set[int]:
+        """The workers beside `ranks` of whom a push can come; `rests`: of who rests none does."""
+        return set(range(self.num_workers)) - set(ranks) - absent_workers() - (self._resting if rests else set())
 
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
         if worker_rank in self._pushed_ranks() or not self._answers(worker_rank):
@@ -92,18 +92,14 @@ class QuorumRule(AsyncRule):
         return True
 
     def look(self, worker_rank: int, w: np.ndarray) -> None:
-        """An evaluation ends a round as its worker's question would, if it is the worker that leads: the rounds that
-        others end later would be in the log, and not in what it saves. It is not in the log: a run with a plan closes
-        rounds when they are due there, whoever looks and when, and no others. Several may be: what came last of one was
-        an answer."""
-        if self.version < len(self._plan):
-            while self.version + 1 < len(self._plan) and self._close(w, 0):
-                pass
-        elif worker_rank in self._pushed_ranks() and self._leads(worker_rank):
-            self._close(w, self.options.quorum)
-
-    def _leads(self, worker_rank: int) -> bool:
-        return not set(range(worker_rank)) - lost_workers()
+        """An evaluation ends a round that has its quorum, whoever looks, so that all who look together see the same,
+        and what they save has all rounds of the log. Who rests may not be known yet, and does not count here. A look is
+        not in the log: a run with a plan closes rounds when they are due there. Several may be: what came last of one
+        was an answer."""
+        while self.version + 1 < len(self._plan) and self._close(w, 0):
+            pass
+        if self.version + 1 >= len(self._plan):
+            self._close(w, self.options.quorum, rests=False)
 
     def _pushed_ranks(self) -> List[int]:
         return [rank for rank, _ in self.members]
@@ -114,7 +110,7 @@ class QuorumRule(AsyncRule):
             return bool(self._plan[self.version][1].count(worker_rank) > self.log_now[1].count(worker_rank))
         return self.options.quorum < self.num_workers or worker_rank not in self._pushed_ranks()
 
-    def _close(self, w: np.ndarray, at_least: int) -> bool:
+    def _close(self, w: np.ndarray, at_least: int, rests: bool = True) -> bool:
         """Close the round if so many workers are in it, or all that are left; by a plan, if it is the next there.
         Returns whether it is closed.
         """
@@ -126,7 +122,8 @@ class QuorumRule(AsyncRule):
         if not ranks or Counter(ranks) - Counter(self._pushed_ranks()):
             return False
         self._wake_all_once_met()
-        if len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers and self._may_still_come(ranks):
+        few = len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers
+        if few and self._may_still_come(ranks, rests):
             return False
         left: List[Any] = []
         closed: List[Any] = []

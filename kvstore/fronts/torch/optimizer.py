@@ -227,6 +227,8 @@ class Optimizer(torch.optim.Optimizer):
                                 "optimizer.synchronize() after step()")
         if self._arrivals is None:
             return
+        if self._syncing:
+            self.store._check_may_step("; gradients alone come without it under `with optimizer.no_sync():`")
         self.store.appeared(name, self._syncing)
         for number in self._arrivals.note(name) if self._syncing else ():
             self._send(number)
@@ -376,7 +378,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _watch_saving(self) -> None:
         """What is saved are this worker's weights of now; if these are not the global ones, a line says so."""
-        own = set(getattr(self._model, "_orig_mod", self._model).modules())  # and not those of a copy
+        root = getattr(self._model, "_orig_mod", self._model)
+        own = {root} | {module for module in root.modules() if any(True for _ in module.parameters())
+                        and not self.store.takes_weights}  # and not those of a copy
 
         def saved(module: torch.nn.Module, *_: Any) -> None:
             self.synchronize()

@@ -144,6 +144,8 @@ class TorchStore(FrontEnd):
             raise ConfigError(f"this `{self.name}` store has its od.Optimizer already; make a new store for another")
         tensors = now()
         self._refuse_shards(tensors)
+        if not self.takes_weights:
+            self._refuse_shared_memory({one.name: tensors[one.name] for one in parameters})
         self.session.use(optimizer)
         trained = {one.name: f"lr_mult {one.lr_mult:g} wd_mult {one.wd_mult:g} group {one.group}" for one in parameters}
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *(
@@ -153,8 +155,6 @@ class TorchStore(FrontEnd):
         self._parameters = {one.name: one for one in parameters}
         self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
         self._groups = 1 + max(one.group for one in parameters)
-        if not self.takes_weights:
-            self._refuse_shared_memory()
         for parameter in (one.parameter for one in self._trained.values()):
             before = _stores.get(id(parameter))
             if before is not None:
@@ -163,11 +163,12 @@ class TorchStore(FrontEnd):
             _stores[id(parameter)] = self
         self._share()
 
-    def _refuse_shared_memory(self) -> None:
-        """ConfigError for two parameters on one memory, of which each would have weights of its own."""
+    @staticmethod
+    def _refuse_shared_memory(parameters: Mapping[str, torch.Tensor]) -> None:
+        """ConfigError for two parameters at one address, of which each would have weights of its own."""
         names: Dict[int, str] = {}
-        for name, one in self._trained.items():
-            other = names.setdefault(one.tensor.data_ptr(), name)
+        for name, tensor in parameters.items():
+            other = names.setdefault(held(tensor).data_ptr(), name)
             if other != name:
                 raise ConfigError(f"{other} and {name} share their memory and are two parameters, which a store would "
                                   "train apart; let one module have the other's (`decoder.weight = encoder.weight`), "
@@ -239,7 +240,7 @@ class TorchStore(FrontEnd):
 
     def begin_iteration(self, rates: Sequence[float]) -> bool:
         """At these learning rates of the groups. Returns whether any worker has a gradient."""
-        self._check_may_step()
+        self._check_usable()
         self._check_weights()
         self._counting, rates = self._counts(*rates[:self._groups])
         if self._counting:

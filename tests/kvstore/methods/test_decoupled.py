@@ -278,20 +278,19 @@ def test_who_looks_sees_all_rounds_of_the_plan_that_are_due(tmp_path: Path) -> N
     assert rule.end_round(0, w) and rule.version == 3
 
 
-def test_only_the_worker_that_leads_ends_a_round_by_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it saves has all rounds of the log."""
+def test_whoever_looks_ends_a_round_that_has_its_quorum_and_no_other() -> None:
+    """All who look together see the same, whether it is known yet who rests."""
     rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)
     for rank in (1, 2):
         sends(rule, rank, 1, w)
-    for rank in range(3):
-        rule.look(rank, w)
-    assert rule.version == 0
-    (tmp_path / "lost").write_text("0\n")
-    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
-    rule.look(2, w)
-    assert rule.version == 0
-    rule.look(1, w)
+    rule.look(0, w)
     assert rule.version == 1
+    sends(rule, 0, 1, w)
+    rule.rest(1)
+    rule.rest(2)
+    rule.look(0, w)
+    assert rule.version == 1
+    assert rule.end_round(0, w) and rule.version == 2
 
 
 ROUNDS = [[[], [0]], [[0, 1], [0, 1]]]

@@ -72,6 +72,26 @@ def test_a_mean_is_that_of_the_workers_that_have_a_gradient(name: str, kind: Opt
         np.testing.assert_allclose(mine, path, rtol=1e-6)
 
 
+def test_a_worker_joins_while_its_model_holds_the_global_weights() -> None:
+    """As at the end of a trainer's epoch."""
+    def work(transport: Any) -> int:
+        model, store = Descent(), create("ssgd", transport, uneven="join")
+        optimizer = Optimizer(torch.optim.SGD(model.parameters(), lr(0)), model, store)
+        for t in range(1 + 2 * transport.worker_rank):
+            store.show_own()
+            optimizer.zero_grad()
+            model(1.0).backward()
+            optimizer.step()
+            if t == 0:
+                store.show_global()
+        store.join()
+        store.show_own()
+        store.close()
+        return int(store.iteration)
+
+    assert Stage(2).run(work) == [3, 3]
+
+
 def test_a_worker_without_a_batch_joins_and_takes_part_in_the_next_epoch() -> None:
     def work(transport: Any) -> List[float]:
         model, rank = Descent(), transport.worker_rank
