@@ -8,7 +8,6 @@ import contextlib
 from typing import Any
 
 import lightning
-from torch.nn.parallel import DistributedDataParallel
 
 import odsgd.torch as od
 from kvstore.errors import ConfigError
@@ -30,7 +29,8 @@ class LightningCallback(lightning.Callback):
         if len(trainer.optimizers) != 1:
             raise ConfigError(f"the module has {len(trainer.optimizers)} optimizers, and a store takes one; let "
                               "configure_optimizers return one, with a parameter group for each set of parameters")
-        if not pl_module.automatic_optimization and isinstance(trainer.strategy.model, DistributedDataParallel):
+        wrapped = hasattr(trainer.strategy.model, "require_backward_grad_sync")  # in DistributedDataParallel
+        if wrapped and not pl_module.automatic_optimization:
             raise ConfigError("with automatic_optimization=False Lightning lets DistributedDataParallel exchange "
                               "gradients in any case; let it be True, or leave strategy=\"ddp\" out (`odsgd launch`)")
         self.store = od.create(*self._words, **self._options)
