@@ -352,7 +352,7 @@ class FrontEnd:
     def _warn(self, said: Optional[str]) -> None:
         """Worker 0 prints it."""
         if said is not None and self.rank == 0:
-            print(f"{environment.who()}: warning: {said}", file=sys.stderr, flush=True)
+            _warn(said)
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """Over the workers, in single precision. Collective; waits."""
@@ -451,11 +451,17 @@ class FrontEnd:
             raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer for it")
 
 
-@functools.lru_cache(maxsize=None)  # once
+def _warn(said: str) -> None:
+    print(f"{environment.who()}: warning: {said}", file=sys.stderr, flush=True)
+
+
+warn_once = functools.lru_cache(maxsize=None)(_warn)
+
+
 def warn_of_own(store: str, other_ways: str = "") -> None:
     """Warn a script that saves this worker's own weights."""
-    print(f"{environment.who()}: warning: what is saved are this worker's own weights; under `{store}` the global ones "
-          f"are others: save inside `with store.global_weights():`, on all workers{other_ways}", file=sys.stderr)
+    warn_once(f"what is saved are this worker's own weights; under `{store}` the global ones are others: save inside "
+              f"`with store.global_weights():`, on all workers{other_ways}")
 
 
 def together(sizes: Mapping[Any, int]) -> Iterator[List[Any]]:

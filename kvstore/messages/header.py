@@ -52,9 +52,9 @@ def rank_whose_round_ends(header: np.ndarray) -> int:
     return int(header[1]) - 1 if header[-1] == FETCH else -1
 
 
-def rank_that_looks(header: np.ndarray) -> int:
-    """The worker that looks at the global weights by this fetch; -1 in any other message."""
-    return -int(header[1]) - 1 if header[-1] == FETCH else -1
+def is_look(header: np.ndarray) -> bool:
+    """Whether a worker looks at the global weights by this fetch."""
+    return bool(header[-1] == FETCH and header[1] < 0)
 
 
 def numbered(number: int) -> np.ndarray:

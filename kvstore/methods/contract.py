@@ -150,7 +150,7 @@ class Rule:
         the fetch; if not, this is called again after each push."""
         return True
 
-    def look(self, worker_rank: int, w: np.ndarray) -> None:
+    def look(self, w: np.ndarray) -> None:
         """A worker has fetched `w` for an evaluation, with `looks`. May update it, as the end of a round does."""
 
     def rest(self, worker_rank: int) -> None:

@@ -91,15 +91,15 @@ class QuorumRule(AsyncRule):
         self.log_now[1].append(worker_rank)
         return True
 
-    def look(self, worker_rank: int, w: np.ndarray) -> None:
+    def look(self, w: np.ndarray) -> None:
         """An evaluation ends a round that has its quorum, whoever looks, so that all who look together see the same,
         and what they save has all rounds of the log. Who rests may not be known yet, and does not count here. A look is
         not in the log: a run with a plan closes rounds when they are due there. Several may be: what came last of one
         was an answer."""
-        while self.version + 1 < len(self._plan) and self._close(w, 0):
-            pass
-        if self.version + 1 >= len(self._plan):
-            self._close(w, self.options.quorum, rests=False)
+        while self.version + 1 < len(self._plan):
+            if not self._close(w, 0):
+                return
+        self._close(w, self.options.quorum, rests=False)
 
     def _pushed_ranks(self) -> List[int]:
         return [rank for rank, _ in self.members]

@@ -139,7 +139,7 @@ def checkpoint_module(net: Any, file: str) -> None:
 @pytest.mark.parametrize("save", [lambda net, file: net.collect_params().save(file), export, checkpoint_module])
 def test_every_way_to_save_a_workers_own_weights_warns(save: Callable[[Any, str], None], tmp_path: Path,
                                                        capsys: pytest.CaptureFixture[str]) -> None:
-    base.warn_of_own.cache_clear()
+    base.warn_once.cache_clear()
 
     def train(transport: InProcess) -> None:
         net = mx.gluon.nn.Dense(1, in_units=1)
@@ -159,7 +159,7 @@ def test_every_way_to_save_a_workers_own_weights_warns(save: Callable[[Any, str]
 @pytest.mark.parametrize("name, warns", [("odsgd", True), ("asgd", True), ("ssgd", False)])
 def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, tmp_path: Path,
                                                  capsys: pytest.CaptureFixture[str]) -> None:
-    base.warn_of_own.cache_clear()  # another test may have been told
+    base.warn_once.cache_clear()  # another test may have been told
 
     def train(transport: InProcess) -> None:
         net, other = (mx.gluon.nn.Dense(1, in_units=1, prefix=f"{name}_{which}_") for which in ("net", "other"))

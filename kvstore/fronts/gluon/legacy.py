@@ -1,12 +1,11 @@
 """What MXNet's own stores can do beside `broadcast` and `pushpull`: older calls, the optimizer's state in a file."""
-import functools
-import sys
 from typing import Any, Callable, List, Optional
 
 import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
+from kvstore.fronts.base import warn_once
 from kvstore.fronts.gluon.lanes import Keyed
 from kvstore.fronts.gluon.store import Store, as_list, each
 from kvstore.job import agreement, environment
@@ -16,12 +15,6 @@ from kvstore.state.npz import read_npz, write_npz
 
 _MORE = ("which keeps more than them (versions and backups, unfinished intervals, sums in flight, weights that "
          "travelled, workers' own optimizers); use odsgd.checkpoint.keep, or `odsgd train --resume`")
-
-
-@functools.lru_cache(maxsize=None)  # once
-def _warn_of_states(name: str) -> None:
-    print(f"{environment.who()}: warning: saved optimizer states alone will not continue this `{name}` run in another "
-          f"job, {_MORE}", file=sys.stderr, flush=True)
 
 
 class LegacyStore(Store):
@@ -137,7 +130,7 @@ class LegacyStore(Store):
         Where `state_is_shared`, all call it, and each writes its file.
         """
         if not self._resumes_from_optimizer:
-            _warn_of_states(self.name)
+            warn_once(f"saved optimizer states alone will not continue this `{self.name}` run in another job, {_MORE}")
         arrays, meta = self.server_state()
         with open(fname, "wb") as file:
             write_npz(file, arrays, meta)

@@ -5,16 +5,14 @@
                         exchanges what the parameters hold, and they hold what comes of it when the call returns
 """
 import contextlib
-import functools
-import sys
 from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
 
 from kvstore.errors import ConfigError
+from kvstore.fronts.base import warn_once
 from kvstore.fronts.torch.optimizer import Optimizer
 from kvstore.fronts.torch.store import TorchStore
-from kvstore.job import environment
 
 
 class Stepping(Optimizer):
@@ -88,13 +86,8 @@ class Stepping(Optimizer):
 
         def loaded(module: torch.nn.Module, *_: Any) -> None:
             if module is root and store.lanes and store._shown is None:
-                warn_of_loaded(store.name)
+                warn_once(f"weights were loaded into the model after the first step; `{store.name}` takes the way "
+                          "there for steps of this worker, and its outer momentum goes on: to go back, make a new "
+                          "store and a new od.Optimizer")
 
         self._hooks.append(root.register_load_state_dict_post_hook(loaded))
-
-
-@functools.lru_cache(maxsize=None)  # once
-def warn_of_loaded(store: str) -> None:
-    print(f"{environment.who()}: warning: weights were loaded into the model after the first step; `{store}` takes the "
-          "way there for steps of this worker, and its outer momentum goes on: to go back, make a new store and a new "
-          "od.Optimizer", file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ from kvstore.messages.header import (
     HEADER,
     SYNC_MODULUS,
     Header,
-    rank_that_looks,
+    is_look,
     rank_whose_round_ends,
 )
 from kvstore.messages.seam import Saved, State
@@ -89,11 +89,11 @@ class Entry:
         w, _ = self.optimizer.bind(stored, stored, self.size)
         return self.rule.end_round(worker_rank, w)
 
-    def look(self, worker_rank: int, stored: NDArray) -> None:
-        """The worker evaluates the weights; the rule may end a round before that."""
+    def look(self, stored: NDArray) -> None:
+        """A worker evaluates the weights; the rule may end a round before that."""
         self.start(stored)
         w, _ = self.optimizer.bind(stored, stored, self.size)
-        self.rule.look(worker_rank, w)
+        self.rule.look(w)
 
     def _check(self, header: Header, grad: np.ndarray) -> None:
         if not finite.finite(grad):
@@ -172,8 +172,8 @@ class Shard:
             if entry.modulus == ASYNC_MODULUS:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)
-        elif rank_that_looks(floats) >= 0:
-            entry.look(rank_that_looks(floats), stored)
+        elif is_look(floats):
+            entry.look(stored)
         # The update writes only the weights, which lie before the header. `stored` is sent after it.
         engine.view(stored)[-HEADER] = entry.rule.version % entry.modulus
 

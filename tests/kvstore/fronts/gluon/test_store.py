@@ -11,7 +11,6 @@ import kvstore
 from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.fronts import base
-from kvstore.fronts.gluon import legacy
 from kvstore.fronts.gluon.lanes import FLATS
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.messages.seam import Ring, Saved, Transport
@@ -922,7 +921,7 @@ def test_global_weights_of_sasgd_lack_nothing_between_two_exchanges(capsys: pyte
 
 def test_states_of_an_optimizer_that_steps_on_workers_are_not_the_stores_to_load(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    legacy._warn_of_states.cache_clear()  # which warns once
+    base.warn_once.cache_clear()  # which warns once
     store, file = make("diloco", H=1), str(tmp_path / "states")
     w = two_keys(store)
     store.pushpull(list(w), list(w.values()), list(w.values()))

@@ -814,7 +814,7 @@ def test_a_buffer_near_the_largest_float_is_the_same_inside_global_weights(worke
 
 @pytest.mark.parametrize("name, warns", [("odsgd", True), ("asgd", True), ("ssgd", False)])
 def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    base.warn_of_own.cache_clear()  # another test may have been told
+    base.warn_once.cache_clear()  # another test may have been told
 
     def run(transport: Any) -> None:
         net, other = Net(), Net()

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvstore.errors import ConfigError, ProtocolError  # noqa: E402
-from kvstore.fronts.torch import stepping  # noqa: E402
+from kvstore.fronts import base  # noqa: E402
 from kvstore.fronts.torch.optimizer import Optimizer  # noqa: E402
 from kvstore.fronts.torch.store import create  # noqa: E402
 from kvstore.transports.in_process import Stage  # noqa: E402
@@ -362,7 +362,7 @@ def test_weights_loaded_in_mid_run_and_steps_that_were_not_sent_are_told(capsys:
         net.load_state_dict(net.state_dict())
         store.close()
 
-    stepping.warn_of_loaded.cache_clear()
+    base.warn_once.cache_clear()
     Stage(1).run(train)
     said = capsys.readouterr().err
     assert "weights were loaded into the model after the first step" in said
@@ -377,7 +377,7 @@ def test_a_copy_of_the_model_is_the_scripts_own(capsys: Any) -> None:
         for average in (before, copy.deepcopy(net)):
             average.load_state_dict(net.state_dict())
 
-    stepping.warn_of_loaded.cache_clear()
+    base.warn_once.cache_clear()
     Stage(1).run(train)
     assert "were loaded" not in capsys.readouterr().err
 
