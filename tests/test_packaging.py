@@ -3,11 +3,13 @@ Dockerfile, where there is no Docker: it can be read, and what it names exists.
 """
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -320,6 +322,15 @@ def packaging() -> Dict[str, Any]:
         patch.chdir(ROOT)
         runpy.run_path(str(ROOT / "setup.py"))
     return arguments
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="not the environment that scripts/setup makes")
+def test_a_script_beside_the_clone_finds_the_package_and_not_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "odsgd").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text("import odsgd\nprint(odsgd.__version__)\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=100)
 
 
 def test_every_package_is_packaged() -> None:

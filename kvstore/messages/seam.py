@@ -24,6 +24,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 
 import numpy as np
 
+from kvstore.errors import ProtocolError
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import THRESHOLD
 from kvstore.messages.finite import SAMPLE, Check, check, names
@@ -39,11 +40,16 @@ State = Dict[int, Saved]
 class Pending:
     """An answer that may still be on its way. `behind`: the arrays that have to be written before it is asked for."""
 
+    gone = ""
+    """Not empty: why the array does not hold the answer any more."""
+
     def __init__(self, array: Array, behind: Sequence[Array] = ()) -> None:
         self._array, self.behind = array, behind
 
     def result(self) -> Array:
         """The array that holds the answer, or will."""
+        if self.gone:
+            raise ProtocolError(self.gone)
         return self._array
 
     def untaken(self) -> Array:

@@ -32,9 +32,9 @@ def _mistakes(method: Type[Method]) -> Iterator[str]:
     if not isinstance(transports, tuple) or not transports or not set(transports) <= TRANSPORTS:
         yield (f"transports are {shown(transports)}; expected a tuple of some of server, ring, sharded, as "
                "`transports = (\"server\",)`")
-    yield from _side(method, "worker", Worker, "iterate", "grad, step")
+    yield from _side(method, "worker", Worker, "iterate")
     if SERVED & set(transports):
-        yield from _side(method, "rule", Rule, "receive", "header, grad, w")
+        yield from _side(method, "rule", Rule, "receive")
     returned = method.worker.returned
     if returned and returned not in method.worker.arrays:
         yield f"{method.worker.__name__} returns `{returned}`, which is not one of its `arrays`"
@@ -46,21 +46,24 @@ def _mistakes(method: Type[Method]) -> Iterator[str]:
                "`outer_sgd` returns the rate and momentum of the outer one")
 
 
-def _side(method: Type[Method], what: str, base: Any, function: str, arguments: str) -> Iterator[str]:
-    """Mistakes of the worker, or of the rule."""
+def _side(method: Type[Method], what: str, base: Any, function: str) -> Iterator[str]:
+    """Mistakes of the worker, or of the rule, which needs this function."""
     side: Any = getattr(method, what, None)
     if not (isinstance(side, type) and issubclass(side, base)):
         needed = "" if what == "worker" else ", which servers need; without servers write `transports = (\"ring\",)`"
         yield f"{what} is {shown(side)}, expected a subclass of kvstore.methods.contract.{base.__name__}{needed}"
         return
     yield from _misspelled(side, base)
-    lines = getattr(side, function)
-    if lines is getattr(base, function):
-        yield f"{side.__name__} has no `{function}(self, {arguments})`"
-    try:
-        inspect.signature(lines).bind(*[None] * (2 + arguments.count(",")))
-    except TypeError:
-        yield f"{side.__name__}.{function} takes {inspect.signature(lines)}, expected (self, {arguments})"
+    for name, default in inspect.getmembers(base, inspect.isfunction):
+        own, arguments = getattr(side, name), list(inspect.signature(default).parameters)
+        expected = f"({', '.join(arguments)})"
+        if name == function and own is default:
+            yield f"{side.__name__} has no `{name}{expected}`"
+        elif not name.startswith("_") and own is not default:
+            try:
+                inspect.signature(own).bind(*arguments)
+            except TypeError:
+                yield f"{side.__name__}.{name} takes {inspect.signature(own)}, expected {expected}"
     arrays, facts = getattr(side, "arrays", None), getattr(side, "facts", None)
     if not isinstance(arrays, Mapping):
         yield (f"arrays of {side.__name__} are {shown(arrays)}, expected names with meanings, as "

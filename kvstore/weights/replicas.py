@@ -5,10 +5,11 @@
 All workers begin with the same bits and get the same bits from every sum. Only the learning rate is each worker's own:
 `check` compares it.
 """
+import collections
 import struct
 import zlib
 from functools import partial
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Optional, Sequence
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from kvstore.optimizers import described
 from kvstore.optimizers.apply import QueuedOptimizer
 from kvstore.optimizers.described import Optimizer
 from kvstore.state.npz import below, from_bytes, to_bytes
+
+TOO_LATE = ("the result of an `allreduce` is read too late, when its array is in use again for a newer one; read it "
+            "earlier, or let the method's `traffic` have a larger `depth`")
 
 
 class WeightsOnWorkers(GlobalWeights):
@@ -107,6 +111,7 @@ class Replicas(WeightsOnWorkers, Replicated):
         super().__init__(ring)
         self.ring = ring
         self._sums: Dict[int, engine.InTurn] = {}
+        self._asked: Dict[int, Deque[Pending]] = {}  # the sums that may be read, by bucket
         self._rooms: Dict[int, NDArray] = {}  # the next sums, where gradients are put in their place
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -115,6 +120,7 @@ class Replicas(WeightsOnWorkers, Replicated):
             w = first_answers[bucket.id].result()
             early = self.ring.in_place and not setup.traffic.waits  # the next gradient comes while a sum is read
             self._sums[bucket.id] = engine.InTurn(w.size, w.context, setup.traffic.depth + early)
+            self._asked[bucket.id] = collections.deque(maxlen=setup.traffic.depth)
             if setup.traffic.on_nan == "skip":
                 where = f"worker {self.ring.worker_rank}, the sum over the workers"
                 self.updates[bucket.id].skips = partial(finite.skips, where, finite.names(bucket))
@@ -127,12 +133,16 @@ class Replicas(WeightsOnWorkers, Replicated):
 
     def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
         self.note(lr)
-        room = self._rooms.pop(bucket.id, None)
-        return self.ring.allreduce(bucket, array, self._sums[bucket.id].next() if room is None else room)
+        room, asked = self._rooms.pop(bucket.id, None), self._asked[bucket.id]
+        total = self.ring.allreduce(bucket, array, self._sums[bucket.id].next() if room is None else room)
+        if len(asked) == asked.maxlen:
+            asked[0].gone = TOO_LATE
+        asked.append(total)
+        return total
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
-        before, after = self._last_exchange[bucket.id], self._weights[bucket.id].next()
+        w, after = self._last_exchange[bucket.id].result(), self._weights[bucket.id].next()  # U of the sum before
         update = self.updates[bucket.id]
         self._last_exchange[bucket.id] = self.allreduce(bucket, grad, lr).then(
-            lambda total: update(before.result(), total, lr, self.gradient_weight, out=after))
+            lambda total: update(w, total, lr, self.gradient_weight, out=after))
         return self._last_exchange[bucket.id]

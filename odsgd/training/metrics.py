@@ -100,7 +100,7 @@ class VirtualClock:
 
     def read(self) -> Optional[float]:
         """Seconds of the run so far, with the time before a resume; None for a real cluster."""
-        return None if self._seconds is None else self._before_s + self._seconds()
+        return None if self._seconds is None else round(self._before_s + self._seconds(), 9)  # whole nanoseconds
 
     def go_on_from(self, seconds: Optional[float]) -> None:
         """Count on from the seconds that had passed before this process."""

@@ -71,7 +71,10 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
         job = simulation(cluster, method, checked, parameters, transport, slower=slower)
         bounds = loads(job, range(warm_up + 1, warm_up + period + 1))
         iteration = pace(job, warm_up + counted, warm_up, period).iteration
-        return Pace(iteration, staleness(job.order.values(), every, averaged, warm_up), bounds)
+        orders, quorum = job.order.values(), getattr(checked, "quorum", 0)
+        taus = (of_rounds(orders, every[0], quorum, cluster.workers, warm_up) if quorum else
+                staleness(orders, every, averaged, warm_up))
+        return Pace(iteration, taus, bounds)
 
     return found(1.0) if cluster.cores is None else _shared(found, cluster.cores)
 
@@ -192,6 +195,34 @@ def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged:
                     taus[pushed // averaged - seen[m]] += 1
                 pushed += 1
             seen[m] = pushed // averaged
+            asked[m] += 1
+            left[m] -= 1
+            if not left[m]:
+                break
+    return dict(sorted(taus.items()))
+
+
+def of_rounds(orders: Iterable[Sequence[int]], every: int, quorum: int, workers: int, warm_up: int) -> Dict[int, int]:
+    """The same where servers have rounds (`kvstore.methods.quorum`): of a worker's questions each second one fetches,
+    and ends its round if that has its quorum. A round of all workers ends at once.
+
+    every : iterations between pushes
+    """
+    taus: Dict[int, int] = collections.Counter()
+    for order in orders:
+        left, asked = collections.Counter(order), collections.Counter()  # type: Dict[int, int], Dict[int, int]
+        seen: Dict[int, int] = collections.defaultdict(int)
+        version, members = 0, set()
+        for m in order:
+            turn, fetches = divmod(asked[m], 2)
+            if not fetches:
+                if (turn + 1) * every > warm_up:
+                    taus[version - seen[m]] += 1
+                members.add(m)
+            if len(members) == workers or (fetches and m in members and len(members) >= quorum):
+                version, members = version + 1, set()
+            if fetches:
+                seen[m] = version
             asked[m] += 1
             left[m] -= 1
             if not left[m]:

@@ -36,6 +36,7 @@ from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
 from odsgd.virtual.timeline import TracedSimulation
 
+QUESTIONS = ("exchange", "fetch", "sum")
 MOST_UNANSWERED = 256
 """Pushes of a worker to one bucket that may wait for their answers."""
 
@@ -51,6 +52,7 @@ class VirtualStage(Stage):
         self._questions: Dict[Tuple[int, int], Deque[Tuple[Bucket, Buffer, LateAnswer]]] = collections.defaultdict(
             collections.deque)  # bucket id and rank -> not answered
         self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
+        self._due: List[Dict[int, List[str]]] = [{} for _ in self._iterating]  # by bucket: what it has still to ask
         self.answered = [0] * cluster.workers  # questions of each worker that have their answers
 
     def worker(self, worker_rank: int) -> "VirtualWorker":
@@ -83,8 +85,33 @@ class VirtualStage(Stage):
 
     def begins(self, worker_rank: int, t: int) -> None:
         assert self.simulation is not None
+        self._ends(worker_rank)
         self._iterating[worker_rank] = t
+        self._due[worker_rank] = {bucket.id: [op.what for op in ops if op.what in QUESTIONS] for bucket, ops
+                                  in zip(self.simulation.buckets, self.simulation.programs.of(t, worker_rank))}
         self.simulation.begin(worker_rank, t)
+
+    def asks(self, worker_rank: int, bucket: Bucket, what: str) -> None:
+        """A worker's question is next: in an iteration one of its program, by which its times are found."""
+        if self._iterating[worker_rank]:
+            due = self._due[worker_rank][bucket.id]
+            if due[:1] != [what]:
+                raise self._differs(worker_rank, bucket.id, what, due[0] if due else "nothing")
+            del due[0]
+
+    def _ends(self, worker_rank: int) -> None:
+        """A worker's iteration is over, and it has asked all of its program."""
+        for bucket_id, due in self._due[worker_rank].items():
+            if due:
+                raise self._differs(worker_rank, bucket_id, "nothing", due[0])
+        self._iterating[worker_rank] = 0
+
+    def _differs(self, worker_rank: int, bucket_id: int, asked: str, due: str) -> ConfigError:
+        return ConfigError(
+            f"worker {worker_rank}, iteration {self._iterating[worker_rank]}, bucket {bucket_id}: the method asks for "
+            f"{asked} now, and asked for {due} when it ran on zeros, by which times are found. In virtual time what a "
+            "method asks may depend on the iteration and on its options, and on no value; train it as real processes "
+            "(odsgd launch)")
 
     def failed(self, worker_rank: int, t: int) -> bool:
         """Whether a worker has failed in its iteration `t`, and is back."""
@@ -93,7 +120,7 @@ class VirtualStage(Stage):
     def comes_back(self, worker_rank: int) -> None:
         """Let time go on until a worker is back; what it fetches now are the weights of then."""
         self.seconds(worker_rank)
-        self._iterating[worker_rank] = 0
+        self._ends(worker_rank)
 
     def seconds(self, worker_rank: int) -> float:
         """When the last iteration that a worker has begun is over; lets others run until that is known."""
@@ -165,7 +192,7 @@ class VirtualStage(Stage):
             self.simulation.rest(worker_rank)
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
-        self._iterating[worker_rank] = 0
+        self._ends(worker_rank)
         self.rest(worker_rank)
         return super().total(worker_rank, array)
 
@@ -291,6 +318,7 @@ class VirtualWorker(_OnStage, InProcess):
         """Time goes on when a worker reads an answer, or is done with its iteration. So no push of an asynchronous job
         waits here for the answer to the one before, as those of `downpour` need not that fetches more rarely.
         """
+        self.stage.asks(self.worker_rank, bucket, "exchange")
         if self._synchronous:
             return super().exchange(bucket, grad, lr)
         self._make_room(bucket)
@@ -298,6 +326,10 @@ class VirtualWorker(_OnStage, InProcess):
         answer = super().exchange(bucket, grad, lr)
         self._unanswered[bucket.id].append(self._last[bucket.id])
         return answer
+
+    def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False, looks: bool = False) -> Pending:
+        self.stage.asks(self.worker_rank, bucket, "fetch")
+        return super().fetch(bucket, after, end_round, looks)
 
     def _make_room(self, bucket: Bucket) -> None:
         """The next message of this bucket has an array that holds no other one."""
@@ -322,3 +354,7 @@ class VirtualRing(_OnStage, InProcessRing):
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._codec = codec(traffic.codec)
         return on_ring(parameters, traffic, self.stage.keys[self.worker_rank], self.num_workers)
+
+    def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
+        self.stage.asks(self.worker_rank, bucket, "sum")
+        return super().allreduce(bucket, array, out)

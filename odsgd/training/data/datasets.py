@@ -1,7 +1,8 @@
 """Data sets that fit in memory, as NumPy arrays: digits, mnist, cifar10 and synthetic. Files are read by us.
 
 Images stay bytes, as in the files; a batch is normalised when it is made: (pixel - mean) / std per channel, with
-the statistics of the training set that everyone uses (below, in units of a pixel value, 0-255; digits 0-16).
+the statistics of the training set that everyone uses (below, in units of a pixel value, 0-255); digits, 0-16, with
+those of all images.
 Files are checked against the size that their format asks for.
 """
 import dataclasses

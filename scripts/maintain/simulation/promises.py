@@ -237,8 +237,9 @@ def grows(result: Result) -> Iterator[str]:
 
 def names_in_time(result: Result) -> Iterator[str]:
     """A process that crashes or raises an error is named within 15 s, one that is stopped after 10 to 12, or half of
-    --hang-timeout; a server then or, if all workers have ended first, 5 s after them."""
-    hit = result.only_hit
+    --hang-timeout; a server then or, if all workers have ended first, 5 s after them. Who waits for a stopped worker
+    that was long alone before may end by its own deadline first."""
+    hit, training = result.only_hit, result.training
     if hit is None or result.code is None:
         return
     killed = hit.kind in KILLS and hit.victim != "launcher"
@@ -250,7 +251,10 @@ def names_in_time(result: Result) -> Iterator[str]:
     named = [at - (FAREWELL_S if "after the last worker" in text else 0.0) for at, text in result.said
              if at >= hit.at_s and (hit.victim in text or (host and host in text))
              and "starting for " not in text]  # that says who is waited for, not that it is stopped
-    done = [rank for attempt, rank, _ in result.training.finals if attempt == hit.attempt]
+    if not killed and training.alone_s + within_s > training.timeout_s and any(
+            FAILED.match(text) and text.endswith(OWN_DEADLINES) for text in result.texts()):
+        return
+    done = [rank for attempt, rank, _ in training.finals if attempt == hit.attempt]
     over = result.code == 0 and not named and done and (  # it had done all already, or nobody waits for it
         not hit.victim.startswith("worker") or int(hit.victim.split()[1]) in done
         or (hit.kind == "stop" and result.job.spare > 0 and result.ended_at - hit.at_s <= within_s))

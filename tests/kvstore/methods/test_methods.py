@@ -226,6 +226,7 @@ OF_A_WORKER = {
     "def iterate(self, grad): pass": r"Wrong.iterate takes \(self, grad\), expected \(self, grad, step\)",
     "def itterate(self, grad, step): pass": "Wrong has `itterate`, which nothing reads; did you mean `iterate`",
     "arrays = ['v']": r"arrays of Wrong are \['v'\], expected names with meanings",
+    "def global_weights(self): pass": r"Wrong.global_weights takes \(self\), expected \(self, step\)",
     "facts = ('count')": "facts of Wrong are count, expected a tuple of names",
     "returned = 'w'": "Wrong returns `w`, which is not one of its `arrays`",
 }

@@ -1,13 +1,17 @@
-"""Parts: who updates what, and what each worker keeps of the optimizer's state."""
+"""Weights on workers: who updates what of parts and keeps what of U's state; how long a ring's sums last."""
+import dataclasses
 from typing import Dict, List, Tuple
 
 import numpy as np
 import pytest
 
 import kvstore
+from kvstore import methods
 from kvstore.engine._mxnet import mx
+from kvstore.errors import ProtocolError
 from kvstore.messages.buckets import Bucket, Parameter, Segment
-from kvstore.messages.seam import Saved, Transport
+from kvstore.messages.seam import Saved, TrafficSettings, Transport
+from kvstore.methods.pipelined import PipeSGD
 from kvstore.transports.in_process import Stage
 from kvstore.transports.sharded import cuts, part
 from kvstore.weights.parts import Parts
@@ -66,3 +70,28 @@ def test_the_workers_together_keep_one_state_which_is_that_of_the_servers(optimi
         assert list(arrays) == list(expected)
         for name, array in arrays.items():
             np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+class ReadsLate(PipeSGD):
+    """Two sums in flight, and room for one."""
+
+    name = "late"
+
+    def traffic(self, whole: bool) -> TrafficSettings:
+        return dataclasses.replace(super().traffic(whole), depth=1)
+
+
+def test_a_sum_that_is_read_when_its_array_is_in_use_again_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "late", ReadsLate)
+
+    def work(transport: Transport) -> None:
+        store = kvstore.create("late", transport)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+        w = mx.nd.ones(3)
+        store.broadcast(0, w, w)
+        for _ in range(2):
+            store.pushpull(0, mx.nd.ones(3), out=w)
+
+    stage = Stage(2)
+    with pytest.raises(ProtocolError, match=r"the result of an `allreduce` is read too late, .* a larger `depth`"):
+        stage.run(work, stage.ring_worker)

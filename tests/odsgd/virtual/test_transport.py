@@ -1,5 +1,5 @@
 """Workers on a virtual cluster: who comes when decides the values, and the values decide nothing about the times."""
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple, Type
 
 import numpy as np
 import pytest
@@ -8,6 +8,8 @@ import kvstore
 from kvstore import methods
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.methods.contract import Step, Worker
+from kvstore.methods.delayed import Delayed
 from kvstore.transports.turns import LateAnswer
 from odsgd.virtual.description import of
 from odsgd.virtual.transport import VirtualStage
@@ -28,9 +30,61 @@ def trained(store: str, iterations: int = 12, options: Any = None, **cluster: An
     def run(transport: Any) -> Tuple[np.ndarray, Any]:
         return train(scenario, transport.worker_rank, transport)["path"], transport.seconds()
 
-    ring = methods.find(store).transports == ("ring",)
+    ring = scenario.options.pop("transport", methods.find(store).transports[0]) == "ring"
     results = stage.run(run, stage.ring_worker if ring else stage.worker)
     return np.array([path for path, _ in results]), stage.log, results[0][1]
+
+
+class Asks(Worker):
+    """The delayed update, which reads an answer behind the next exchange."""
+
+    def iterate(self, grad: Any, step: Step) -> Any:
+        before = self.last_exchange
+        self.last_exchange = self.weights_holder.exchange(self.bucket, grad, step.lr)
+        return before.result()
+
+
+class AsksForTooMuch(Asks):
+    def iterate(self, grad: Any, step: Step) -> Any:
+        if np.abs(grad.asnumpy()).sum():
+            super().iterate(grad, step)
+        return super().iterate(grad, step)
+
+
+class AsksForTooLittle(Asks):
+    def iterate(self, grad: Any, step: Step) -> Any:
+        return self.last_exchange.result() if np.abs(grad.asnumpy()).sum() else super().iterate(grad, step)
+
+
+class Own(Delayed):
+    name = "own"
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[Type[Worker]], None]:
+    """Let the method `own` have such a worker."""
+    monkeypatch.setitem(methods.METHODS, "own", Own)
+    return lambda worker: monkeypatch.setattr(Own, "worker", worker)
+
+
+@pytest.mark.parametrize("transport", ["server", "ring"])
+def test_an_answer_may_be_read_behind_the_next_exchange(own: Callable[[Type[Worker]], None], transport: str) -> None:
+    own(Asks)
+    path, _, _ = trained("own", options={"transport": transport})
+    np.testing.assert_array_equal(path, trained("delayed", options={"transport": transport})[0])
+
+
+@pytest.mark.parametrize("transport", ["server", "ring"])
+@pytest.mark.parametrize("worker, now, before", [
+    (AsksForTooMuch, "{}", "nothing"), (AsksForTooLittle, "nothing", "{}")])
+def test_a_method_whose_questions_depend_on_values_is_refused(
+        own: Callable[[Type[Worker]], None], transport: str, worker: Type[Worker], now: str, before: str) -> None:
+    """Times are found without values, so they would be those of another method."""
+    own(worker)
+    what = {"server": "exchange", "ring": "sum"}[transport]
+    with pytest.raises(ConfigError, match=f"iteration 1, bucket 0: the method asks for {now.format(what)} now, and "
+                                          f"asked for {before.format(what)} when it ran on zeros"):
+        trained("own", options={"transport": transport})
 
 
 @pytest.mark.parametrize("store", STORES)
