@@ -376,7 +376,7 @@ def _heal(links: List[Link]) -> None:
         link.heal()
 
 
-def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float = 4000.0,
+def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float = 12000.0,
         draw_faults: Callable[..., List[Fault]] = draw_faults) -> Result:
     """One history: the same seed and the same faults left out give the same one."""
     draw, more = random.Random(seed), random.Random(f"more {seed}")
