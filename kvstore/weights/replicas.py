@@ -141,7 +141,8 @@ class Replicas(WeightsOnWorkers, Replicated):
         return total
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
-        w, after = self._last_exchange[bucket.id].result(), self._weights[bucket.id].next()  # U of the sum before
+        # In one process `result` makes U read the sum before, whose array the next one takes.
+        w, after = self._last_exchange[bucket.id].result(), self._weights[bucket.id].next()
         update = self.updates[bucket.id]
         self._last_exchange[bucket.id] = self.allreduce(bucket, grad, lr).then(
             lambda total: update(w, total, lr, self.gradient_weight, out=after))

@@ -122,14 +122,14 @@ class Simulation:
                  parameters: Sequence[Parameter], transport: str, traffic: TrafficSettings, slower: float = 1.0
                  ) -> None:
         self.cluster, self.synchronous, self._ring = cluster, not method.asynchronous, transport != "server"
-        self.buckets, self.num_workers = list(buckets), cluster.workers
+        self.buckets, self.num_workers, self.quorum = list(buckets), cluster.workers, traffic.quorum
         window = None  # no bound
         if not (self._ring or traffic.asynchronous):
             window = sizing.window_nbytes(sum(parameter.size for parameter in parameters), traffic.waits)
         self.programs = Programs(method, options, cluster.workers, buckets, self._ring, window)
         self.costs = Costs(cluster, method, self.buckets, traffic.codec, transport, slower)
         self.links = Links(cluster, self.buckets, traffic, slower)
-        B, rounds, own = len(self.buckets), traffic.quorum > 0, traffic.own_connections
+        B, rounds, own = len(self.buckets), self.quorum > 0, traffic.own_connections
         self.sizes = {"exchange": (0, 2 * B if rounds else B),  # what passes links there and back, of the first bucket
                       "fetch": (2 * B if own else 0, B if rounds or not own else 3 * B)}
         self.passes = PassTimes(cluster, self.buckets, parameters)

@@ -71,8 +71,8 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
         job = simulation(cluster, method, checked, parameters, transport, slower=slower)
         bounds = loads(job, range(warm_up + 1, warm_up + period + 1))
         iteration = pace(job, warm_up + counted, warm_up, period).iteration
-        orders, quorum = job.order.values(), getattr(checked, "quorum", 0)
-        taus = (of_rounds(orders, every[0], quorum, cluster.workers, warm_up) if quorum else
+        orders = job.order.values()
+        taus = (of_rounds(orders, every[0], job.quorum, cluster.workers, warm_up) if job.quorum else
                 staleness(orders, every, averaged, warm_up))
         return Pace(iteration, taus, bounds)
 
@@ -184,21 +184,15 @@ def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged:
     asks = [t for t in range(1, period + 1) if t % every[0] == 0 or t % every[1] == 0]  # iterations with a question
     taus: Dict[int, int] = collections.Counter()
     for order in orders:
-        left, asked = collections.Counter(order), collections.Counter()  # type: Dict[int, int], Dict[int, int]
         seen: Dict[int, int] = collections.defaultdict(int)
         pushed = 0
-        for m in order:
-            periods, place = divmod(asked[m], len(asks))
+        for m, periods, place in _questions(order, len(asks)):
             t = periods * period + asks[place]
             if t % every[0] == 0:
                 if t > warm_up:
                     taus[pushed // averaged - seen[m]] += 1
                 pushed += 1
             seen[m] = pushed // averaged
-            asked[m] += 1
-            left[m] -= 1
-            if not left[m]:
-                break
     return dict(sorted(taus.items()))
 
 
@@ -210,11 +204,9 @@ def of_rounds(orders: Iterable[Sequence[int]], every: int, quorum: int, workers:
     """
     taus: Dict[int, int] = collections.Counter()
     for order in orders:
-        left, asked = collections.Counter(order), collections.Counter()  # type: Dict[int, int], Dict[int, int]
         seen: Dict[int, int] = collections.defaultdict(int)
         version, members = 0, set()
-        for m in order:
-            turn, fetches = divmod(asked[m], 2)
+        for m, turn, fetches in _questions(order, 2):
             if not fetches:
                 if (turn + 1) * every > warm_up:
                     taus[version - seen[m]] += 1
@@ -223,11 +215,17 @@ def of_rounds(orders: Iterable[Sequence[int]], every: int, quorum: int, workers:
                 version, members = version + 1, set()
             if fetches:
                 seen[m] = version
-            asked[m] += 1
-            left[m] -= 1
-            if not left[m]:
-                break
     return dict(sorted(taus.items()))
+
+
+def _questions(order: Sequence[int], number: int) -> Iterator[Tuple[int, int, int]]:
+    """Worker, period and place of each question, where a period has this `number`; up to a worker's last one."""
+    of_all, asked = collections.Counter(order), collections.Counter()  # type: Dict[int, int], Dict[int, int]
+    for m in order:
+        yield (m, *divmod(asked[m], number))
+        asked[m] += 1
+        if asked[m] == of_all[m]:
+            return
 
 
 def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:

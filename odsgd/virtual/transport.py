@@ -11,7 +11,7 @@ itself, in a coroutine (greenlet): what one server is asked first may reach its 
 """
 import collections
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -34,9 +34,10 @@ from odsgd.virtual import layout
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
+from odsgd.virtual.programs import Op
 from odsgd.virtual.timeline import TracedSimulation
 
-QUESTIONS = ("exchange", "fetch", "sum")
+QUESTIONS, NOTHING = ("exchange", "fetch", "sum"), "nothing"
 MOST_UNANSWERED = 256
 """Pushes of a worker to one bucket that may wait for their answers."""
 
@@ -52,7 +53,7 @@ class VirtualStage(Stage):
         self._questions: Dict[Tuple[int, int], Deque[Tuple[Bucket, Buffer, LateAnswer]]] = collections.defaultdict(
             collections.deque)  # bucket id and rank -> not answered
         self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
-        self._due: List[Dict[int, List[str]]] = [{} for _ in self._iterating]  # by bucket: what it has still to ask
+        self._due: List[Dict[int, Iterator[Op]]] = [{} for _ in self._iterating]  # by bucket: what is left of it
         self.answered = [0] * cluster.workers  # questions of each worker that have their answers
 
     def worker(self, worker_rank: int) -> "VirtualWorker":
@@ -87,31 +88,28 @@ class VirtualStage(Stage):
         assert self.simulation is not None
         self._ends(worker_rank)
         self._iterating[worker_rank] = t
-        self._due[worker_rank] = {bucket.id: [op.what for op in ops if op.what in QUESTIONS] for bucket, ops
-                                  in zip(self.simulation.buckets, self.simulation.programs.of(t, worker_rank))}
+        program = self.simulation.programs.of(t, worker_rank)
+        self._due[worker_rank] = {bucket.id: iter(ops) for bucket, ops in zip(self.simulation.buckets, program)}
         self.simulation.begin(worker_rank, t)
 
-    def asks(self, worker_rank: int, bucket: Bucket, what: str) -> None:
-        """A worker's question is next: in an iteration one of its program, by which its times are found."""
-        if self._iterating[worker_rank]:
-            due = self._due[worker_rank][bucket.id]
-            if due[:1] != [what]:
-                raise self._differs(worker_rank, bucket.id, what, due[0] if due else "nothing")
-            del due[0]
+    def asks(self, worker_rank: int, bucket_id: int, what: str) -> None:
+        """A worker's question is next, or nothing: in an iteration what its program has, by which its times are found.
+        """
+        if not self._iterating[worker_rank]:
+            return
+        due = next((op.what for op in self._due[worker_rank][bucket_id] if op.what in QUESTIONS), NOTHING)
+        if what != due:
+            raise ConfigError(
+                f"worker {worker_rank}, iteration {self._iterating[worker_rank]}, bucket {bucket_id}: the method asks "
+                f"for {what} now, and asked for {due} when it ran on zeros, by which times are found. In virtual time "
+                "what a method asks may depend on the iteration and on its options, and on no value; train it as real "
+                "processes (odsgd launch)")
 
     def _ends(self, worker_rank: int) -> None:
-        """A worker's iteration is over, and it has asked all of its program."""
-        for bucket_id, due in self._due[worker_rank].items():
-            if due:
-                raise self._differs(worker_rank, bucket_id, "nothing", due[0])
+        """A worker's iteration is over."""
+        for bucket_id in self._due[worker_rank]:
+            self.asks(worker_rank, bucket_id, NOTHING)
         self._iterating[worker_rank] = 0
-
-    def _differs(self, worker_rank: int, bucket_id: int, asked: str, due: str) -> ConfigError:
-        return ConfigError(
-            f"worker {worker_rank}, iteration {self._iterating[worker_rank]}, bucket {bucket_id}: the method asks for "
-            f"{asked} now, and asked for {due} when it ran on zeros, by which times are found. In virtual time what a "
-            "method asks may depend on the iteration and on its options, and on no value; train it as real processes "
-            "(odsgd launch)")
 
     def failed(self, worker_rank: int, t: int) -> bool:
         """Whether a worker has failed in its iteration `t`, and is back."""
@@ -318,7 +316,7 @@ class VirtualWorker(_OnStage, InProcess):
         """Time goes on when a worker reads an answer, or is done with its iteration. So no push of an asynchronous job
         waits here for the answer to the one before, as those of `downpour` need not that fetches more rarely.
         """
-        self.stage.asks(self.worker_rank, bucket, "exchange")
+        self.stage.asks(self.worker_rank, bucket.id, "exchange")
         if self._synchronous:
             return super().exchange(bucket, grad, lr)
         self._make_room(bucket)
@@ -328,7 +326,7 @@ class VirtualWorker(_OnStage, InProcess):
         return answer
 
     def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False, looks: bool = False) -> Pending:
-        self.stage.asks(self.worker_rank, bucket, "fetch")
+        self.stage.asks(self.worker_rank, bucket.id, "fetch")
         return super().fetch(bucket, after, end_round, looks)
 
     def _make_room(self, bucket: Bucket) -> None:
@@ -356,5 +354,5 @@ class VirtualRing(_OnStage, InProcessRing):
         return on_ring(parameters, traffic, self.stage.keys[self.worker_rank], self.num_workers)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        self.stage.asks(self.worker_rank, bucket, "sum")
+        self.stage.asks(self.worker_rank, bucket.id, "sum")
         return super().allreduce(bucket, array, out)
