@@ -5,20 +5,52 @@ several threads, and a run is repeatable. If no thread can go on, that is an err
 """
 import collections
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Callable, Deque, Iterable, List, Optional
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any, Callable, Deque, Iterable, List, Optional, Tuple
 
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
 from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending
 
-MOST_WORKERS = 2 ** 17
 LOOKS = 60
 """Parts of the time to wait: while the process stands still (SIGSTOP, a laptop that sleeps), one of them passes."""
 
-_threads = [ThreadPoolExecutor(MOST_WORKERS)]
-"""For the workers of all stages; threads are reused, since MXNet keeps 5 MB for each thread that ever computed."""
+_idle: List["_Thread"] = []
+"""Of all stages. Threads are reused, since MXNet keeps 5 MB for each thread that ever computed."""
+
+
+class _Thread(threading.Thread):
+    """It calls what it is given, and waits for more.
+
+    Python's own pool is none for calls that wait for each other: since 3.12 it may count a busy thread as idle.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="kvstore-worker", daemon=True)
+        self.given: SimpleQueue[Tuple[Future[Any], Callable[[int], Any], int]] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self._call(*self.given.get())
+
+    def _call(self, called: "Future[Any]", function: Callable[[int], Any], worker_rank: int) -> None:
+        result = function(worker_rank)
+        _idle.append(self)
+        called.set_result(result)
+
+
+def _begin(function: Callable[[int], Any], worker_rank: int) -> "Future[Any]":
+    """Call `function`, which raises nothing, in a thread."""
+    called: Future[Any] = Future()
+    try:
+        thread = _idle.pop()
+    except IndexError:
+        thread = _Thread()
+    thread.given.put((called, function, worker_rank))
+    return called
 
 
 class _Waiter:
@@ -66,10 +98,8 @@ class Turns:
         called = []
         try:
             for worker_rank in range(self.num_workers):
-                called.append(_threads[0].submit(body, worker_rank))
+                called.append(_begin(body, worker_rank))
         except RuntimeError as error:  # those that wait for their turn then end without having begun
-            _threads[0].shutdown(wait=False)  # it keeps what it refused, and would be a thread short for it later
-            _threads[0] = ThreadPoolExecutor(MOST_WORKERS)
             self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
                                         f"{len(called)} threads, and no more ({error}); take fewer workers")
         results = self._results(called)
