@@ -91,8 +91,7 @@ class Turns:
             except BaseException as error:  # raised again below
                 self._failure = self._failure or error
             finally:
-                self.rest(worker_rank)
-                self._hand_over()
+                self._end(worker_rank)
 
         self._waiting += first
         called = []
@@ -117,6 +116,13 @@ class Turns:
             wait(called)
             raise
 
+    def _end(self, worker_rank: int) -> None:
+        try:
+            self.rest(worker_rank)
+        except BaseException as error:  # raised by `run`
+            self._failure = self._failure or error
+        self._hand_over()
+
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Let other workers run until `ready`."""
         if self._interrupted:
@@ -138,12 +144,19 @@ class Turns:
         """Let the longest-waiting thread run that can go on; if no thread can, the first one gets the error."""
         while self._waiting:
             waiter = next((one for one in self._waiting if one.ready()), None)
-            if waiter is None and self._failure is None and self.idle():
+            if waiter is None and self._failure is None and self._time_goes_on():
                 continue
             waiter = waiter or self._waiting[0]
             self._waiting.remove(waiter)
             waiter.turn.release()
             return
+
+    def _time_goes_on(self) -> bool:
+        try:
+            return self.idle()
+        except BaseException as error:  # raised by `run`
+            self._failure = error
+            return False
 
     def idle(self) -> bool:
         """Called when no worker can go on. Returns whether one may be able to now."""

@@ -3,9 +3,11 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
+from kvstore.transports.in_process import Stage
 from tests.jobs import ROOT, environment
 
 # in a process of its own: the threads stay
@@ -99,6 +101,17 @@ def test_an_interruption_ends_all_workers(workers: int) -> None:
         assert [job.stdout.readline() for _ in range(workers)] == ["runs\n"] * workers
         job.send_signal(signal.SIGINT)
         assert job.communicate()[0] == f"{list(range(workers))}\n"
+
+
+@pytest.mark.parametrize("part", ["rest", "idle"])
+def test_an_error_in_the_stage_ends_the_run(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> bool:
+        raise ZeroDivisionError(part)
+
+    stage = Stage(2, timeout_s=9)
+    monkeypatch.setattr(stage, part, fail)
+    with pytest.raises(ZeroDivisionError, match=part):
+        stage.run(lambda transport: stage.wait_until(lambda: part == "rest", "nothing"))
 
 
 EACH_ONE_MORE = """
