@@ -86,12 +86,10 @@ class Turns:
 
         def body(worker_rank: int) -> Any:
             first[worker_rank].turn.acquire()
-            try:
-                return None if self._failure else function(make(worker_rank))
-            except BaseException as error:  # raised again below
-                self._failure = self._failure or error
-            finally:
-                self._end(worker_rank)
+            result = None if self._failure else self._guarded(lambda: function(make(worker_rank)))
+            self._guarded(lambda: self.rest(worker_rank))
+            self._hand_over()
+            return result
 
         self._waiting += first
         called = []
@@ -116,12 +114,13 @@ class Turns:
             wait(called)
             raise
 
-    def _end(self, worker_rank: int) -> None:
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns; None if it fails, which ends all workers, and `run` raises the first failure."""
         try:
-            self.rest(worker_rank)
-        except BaseException as error:  # raised by `run`
+            return call()
+        except BaseException as error:
             self._failure = self._failure or error
-        self._hand_over()
+            return None
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Let other workers run until `ready`."""
@@ -144,19 +143,12 @@ class Turns:
         """Let the longest-waiting thread run that can go on; if no thread can, the first one gets the error."""
         while self._waiting:
             waiter = next((one for one in self._waiting if one.ready()), None)
-            if waiter is None and self._failure is None and self._time_goes_on():
+            if waiter is None and self._failure is None and self._guarded(self.idle):
                 continue
             waiter = waiter or self._waiting[0]
             self._waiting.remove(waiter)
             waiter.turn.release()
             return
-
-    def _time_goes_on(self) -> bool:
-        try:
-            return self.idle()
-        except BaseException as error:  # raised by `run`
-            self._failure = error
-            return False
 
     def idle(self) -> bool:
         """Called when no worker can go on. Returns whether one may be able to now."""
