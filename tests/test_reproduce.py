@@ -446,6 +446,28 @@ def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) 
     assert pages._by(later, verdicts[3]) == "small, seeds from 3 on"
 
 
+def test_what_keeps_a_claim_from_being_told_is_said(tmp_path: Path) -> None:
+    def ruled(plan: str, seeds: Sequence[int]) -> Any:
+        paper = declared(tmp_path, TINY.replace("small: {", f"small: {{plan: [{plan}], "))
+        item = paper.items["figure-1"]
+        there = {seed: made(Trial(item, item.scales["small"], item.cells["asgd"], seed), [0.9]) for seed in seeds}
+        claim = dataclasses.replace(item.claims[1], from_seed={"small": 3})
+        found = claims.ruling(paper, item, claim, {("figure-1", "small"): {"asgd": there}})
+        return found.why, found.lacks
+    assert ruled('{turn: 1, cells: "*", seeds: 5}', [0]) == (
+        "later runs will tell, not those that suggested it", "0 of 4 planned runs so far")
+    assert ruled("{turn: 1, cells: asgd, seeds: 5}", []) == ("not run", "no plan for 1 of its 2 cells")
+
+
+def test_runs_are_compared_within_a_framework(tiny: Paper) -> None:
+    item = tiny.items["figure-1"]
+    asgd, ssgd = ({seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [0.9]) for seed in (0, 1)}
+                  for name in ("asgd", "ssgd"))
+    asgd[0] = dataclasses.replace(asgd[0], versions={"odsgd": "1", "torch": "2.11"})
+    found = claims.compared(item, item.claims[1].tests[0], {"asgd": asgd, "ssgd": ssgd})
+    assert found.estimate.seeds == 1 and claims.paired(asgd, ssgd) == [1]
+
+
 def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> None:
     seeds = {seed: made(dataclasses.replace(trial, seed=seed), [0.9]) for seed in (0, 1)}
     runs = {("figure-1", "small"): {"asgd": seeds}}
@@ -516,6 +538,10 @@ def test_a_cell_may_show_the_runs_of_another(tmp_path: Path) -> None:
                    "b: {label: B}}, pictures: [{kind: lengths, over: {a: [b]}}]}\n")
     paper = declared(tmp_path, text)
     assert [trial.cell.name for trial in paper.items["gap-a"].trials("medium", 1)] == ["b"]
+    plan = text.replace("medium: {}", 'medium: {plan: [{turn: 1, cells: "*", seeds: 2}]}').replace(
+        "small: {", "small: {plan: [{turn: 2, cells: asgd, seeds: 3}], ")
+    assert [(turn, trial.cell.name, trial.seed) for turn, trial in declared(tmp_path, plan).planned()] == [
+        (1, "asgd", 0), (1, "b", 0), (1, "asgd", 1), (1, "b", 1), (2, "asgd", 2)], "each of them once"
     for item, scale, cell, values in (("figure-1", "small", "asgd", (0.5, 0.7)), ("gap-a", "medium", "b", (0.6, 0.9))):
         for seed, value in enumerate(values):
             trial = paper.trial(item, scale, cell, seed)

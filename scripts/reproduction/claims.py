@@ -1,12 +1,11 @@
 """Whether a claim of a paper holds in our runs.
 
 Each comparison of a claim is a number of each seed: a cell's measure, alone or against another cell's with the same
-seed, which has the same first weights and the same order of the data; or two cells' difference or quotient against that
-of two others. Its mean has a 95 % confidence interval by
-Student's t. The interval inside what the claim says: the comparison holds. Else, and with a single seed, it cannot be
-told, unless the interval is wholly outside. That one is wider where a claim has k comparisons, with a confidence of
-1 - 0.05 / k (Bonferroni's), since a claim does not hold if one of them does not, and one of many may be outside by
-chance. It holds if all of them do.
+seed and framework, which has the same first weights and the same order of the data; or two cells' difference or
+quotient against that of two others. Its mean has a 95 % confidence interval by Student's t. The interval inside what
+the claim says: the comparison holds. Else, and with a single seed, it cannot be told, unless the interval is wholly
+outside. That one is wider where a claim has k comparisons, with a confidence of 1 - 0.05 / k (Bonferroni's), since a
+claim does not hold if one of them does not, and one of many may be outside by chance. It holds if all of them do.
 
 Where seeds are planned (`declarations`), a claim is told when all of them have run, by these alone: else a run more
 could be made until it is told as one likes.
@@ -79,14 +78,13 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
     largest scale that tells.
     """
     of, cells = paper.runs_of(item), [cell for one in claim.tests for cell, _ in one.sides]
-    at = f" at scale `{claim.scale}`, which alone can tell" if claim.scale else ""
-    found, lacks, plans = Ruling(OPEN, claim.why or f"not run{at}"), [], 0
-    for scale in [one for one in of.scales.values() if cells and claim.scale in (None, one.name)]:
+    scales = [one for one in of.scales.values() if cells and claim.scale in (None, one.name)]
+    found, lacks = Ruling(OPEN, claim.why or _not_run(claim, [runs.get((of.name, one.name), {}) for one in scales])), []
+    for scale in scales:
         results, first = runs.get((of.name, scale.name), {}), claim.from_seed.get(scale.name, 0)
         planned = {cell: range(first, scale.seeds(cell)) for cell in cells}
         there = [seed in results.get(cell, {}) for cell, seeds in planned.items() for seed in seeds]
         full = all(there) and all(planned.values())
-        plans += all(planned.values())
         if all(planned.values()) and not full:
             found = found._replace(why=claim.why if any(there) else found.why)
             where = f", {scale.name}" if len(of.scales) > 1 else ""
@@ -98,9 +96,19 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
             found = _all(scale, of, claim, telling, full)
             if full or found.verdict != OPEN:
                 break
-    if cells and not plans and found.verdict == OPEN:
-        lacks = ["no run is planned"]
+    beyond_plan = [{cell for cell in cells if not scale.seeds(cell)} for scale in scales]
+    if cells and all(beyond_plan) and found.verdict == OPEN:
+        every = len(set(cells))
+        fewest = min(map(len, beyond_plan), default=every)
+        lacks = [f"no plan for {fewest} of its {every} cells" if fewest < every else "no run is planned"]
     return found._replace(lacks="; ".join(lacks))
+
+
+def _not_run(claim: Claim, runs: Sequence[Mapping[str, Seeds]]) -> str:
+    """Why runs do not tell a claim, at the scales that could."""
+    if not any(cells.get(cell) for cells in runs for one in claim.tests for cell, _ in one.sides):
+        return "not run" + f" at scale `{claim.scale}`, which alone can tell" * bool(claim.scale)
+    return "later runs will tell, not those that suggested it" if claim.from_seed else ""
 
 
 def _all(scale: Scale, item: Item, claim: Claim, telling: Mapping[str, Seeds], planned: bool) -> Ruling:
@@ -117,7 +125,7 @@ def compared(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparison
     name = _words([f"({item.cells[cell].label})" for cell, _ in one.sides], ratio)
     given = [item.cells[cell].paper[measure] for cell, measure in one.sides if measure in item.cells[cell].paper]
     paper = one.paper if one.paper is not None else _number(given, ratio) if len(given) == len(one.sides) else None
-    seeds = sorted(set.intersection(*(set(cells.get(cell, {})) for cell, _ in one.sides)))
+    seeds = paired(*(cells.get(cell, {}) for cell, _ in one.sides))
     if not seeds:
         return Tested(one, name, OPEN, Estimate(math.nan, -math.inf, math.inf, 0), paper)
     values = [_number([MEASURES[measure].of(cells[cell][seed]) for cell, measure in one.sides], ratio)
@@ -129,6 +137,12 @@ def compared(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparison
     if verdict == OPEN and (found.high <= one.above or one.below <= found.low):
         return Tested(one, name, verdict, wide, paper, surely)
     return Tested(one, name, verdict, found, paper)
+
+
+def paired(*cells: Seeds) -> Sequence[int]:
+    """The seeds with which all these cells have run, and by one framework."""
+    return sorted(seed for seed in set.intersection(*map(set, cells))
+                  if len({seeds[seed].framework for seeds in cells}) == 1)
 
 
 def _number(sides: Sequence[float], ratio: bool) -> float:

@@ -139,8 +139,8 @@ def chosen(items: Sequence[Item], scale: Any, glob: str, seeds: int) -> List[Tri
 
 def planned() -> List[Trial]:
     """All trials of the plan by their turns."""
-    trials = sorted((one for paper in papers() for one in paper.planned()), key=lambda one: one[0])
-    return list({str(trial): trial for _, trial in trials}.values())
+    turns = [one for paper in papers() for one in paper.planned()]
+    return [trial for _, trial in sorted(turns, key=lambda one: one[0])]
 
 
 def _run(trials: Sequence[Trial], folders: Folders, jobs: int, budget_s: float) -> int:

@@ -290,14 +290,24 @@ class Paper:
             return None
         return Trial(found, found.scales[scale], found.cells[cell], seed)
 
-    def planned(self) -> Iterator[Tuple[float, Trial]]:
-        """All trials of the plan with their turns; in a turn the first seed of every cell before the second of any."""
-        for item in self.items.values():
-            for scale in item.scales.values():
-                for one in scale.plan:
-                    for trial in item.trials(scale.name, one.seeds):
-                        if fnmatch.fnmatchcase(trial.cell.name, one.cells):
-                            yield one.turn, trial
+    def planned(self) -> List[Tuple[float, Trial]]:
+        """All trials of the plan by their turns, each at its first; in a turn the first seed of every cell before the
+        second of any.
+        """
+        found = [(one.turn, self._shown(item, scale, cell, seed)) for item in self.items.values()
+                 for scale in item.scales.values() for one in scale.plan for seed in range(one.seeds)
+                 for cell in item.cells.values() if fnmatch.fnmatchcase(cell.name, one.cells)]
+        firsts: Dict[str, Tuple[float, Trial]] = {}
+        for turn, trial in sorted(found, key=lambda one: one[0]):
+            firsts.setdefault(str(trial), (turn, trial))
+        return list(firsts.values())
+
+    def _shown(self, item: Item, scale: Scale, cell: Cell, seed: int) -> Trial:
+        """The trial of a cell, or of the one whose runs it shows."""
+        if cell.same_as:
+            of, at, name = cell.same_as.split("/")
+            item, scale, cell = self.items[of], self.items[of].scales[at], self.items[of].cells[name]
+        return Trial(item, scale, cell, seed)
 
     def runs_of(self, item: Item) -> Item:
         """The item whose cells this one shows: itself, mostly."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Counter, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from odsgd.tools import pyplot
-from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Seeds, Tested
+from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Seeds, Tested, paired
 from scripts.reproduction.declarations import Item, Picture
 from scripts.reproduction.measures import MEASURES, Estimate, estimate, spread
 from scripts.reproduction.results import Result
@@ -40,6 +40,9 @@ LATE = 1 / 4
 SPREAD = 4
 """Times whose ends differ by more have a logarithmic axis."""
 
+WIDE, POINTS = 8, (-50, -20, -5, -1, -0.5, 0, 0.5, 1, 5, 20, 50)
+"""Beyond so many points the axis of claims is logarithmic from 1 point on, with these marks."""
+
 MARKS = {HOLDS: ("#1b7837", "o"), FAILS: ("#b2182b", "X"), OPEN: ("#777777", "s")}
 """Colour and form of a claim's mean, by its verdict."""
 
@@ -61,7 +64,7 @@ def draw(title: str, below: str, item: Item, drawn: Sequence[Panel], path: Path)
     bars = max(len(names) for picture, names in zip(panels, shown)) if panels[0].kind == "bars" else 0
     labels = [_labels(item, picture, names) for picture, names in zip(panels, shown)]
     colours = _colours(panels, labels)
-    below += _explained(panels, item)
+    below += _explained(drawn, item)
     several = len({one.scale for one in drawn}) > 1
     with _figure(title, below, 3.1 * max(across, 2), down * max(2.6, 0.3 * bars) + 0.2 * len(colours) / across,
                  path) as figure:
@@ -119,14 +122,18 @@ def _colours(panels: Sequence[Picture], labels: Sequence[Tuple[str, List[str]]])
             for place, name in enumerate(names)}
 
 
-def _explained(panels: Sequence[Picture], item: Item) -> str:
-    """What bands and dashes mean, where there are any."""
-    kinds = {picture.kind for picture in panels}
-    said = ["bands: range of the seeds"] if "curve" in kinds else []
+def _explained(drawn: Sequence[Panel], item: Item) -> str:
+    """What bands, dashes and marks mean, where there are any."""
+    panels, kinds = [one.picture for one in drawn], {one.picture.kind for one in drawn}
+    several = any(len(seeds) > 1 for one in drawn for seeds in one.cells.values())
+    said = ["bands: range of the seeds"] * (several and "curve" in kinds)
     if any(_given(item, picture, name) for picture in panels for name in picture.cells or item.cells):
-        said.append("dashed: the paper's mean" if "histogram" in kinds else "dashed: the paper's value at the end")
+        said.append("dashed: the paper's mean" if "histogram" in kinds
+                    else "dashed, or a number: the paper's value at the end")
     said += ["whiskers: standard deviation of the seeds"] if "bars" in kinds else []
-    said += ["whiskers: 95 % confidence intervals; hollow: one seed"] if "lengths" in kinds else []
+    said += ["whiskers: 95 % confidence intervals"] * ("lengths" in kinds)
+    alone = any(len(seeds) == 1 for one in drawn for seeds in one.cells.values())
+    said += ["hollow: one seed"] * (alone and "lengths" in kinds)
     return "".join(f"; {one}" for one in said)
 
 
@@ -231,7 +238,7 @@ def _lengths(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], 
     of = MEASURES[picture.y].of
     for name, own in names.items():
         base = cells.get(picture.over[name], {})
-        gaps = [of(result) - of(base[seed]) for seed, result in cells[name].items() if seed in base]
+        gaps = [of(cells[name][seed]) - of(base[seed]) for seed in paired(cells[name], base)]
         if gaps:
             iterations = next(iter(cells[name].values())).column("iteration")[-1]
             lines.setdefault(own, []).append((iterations, estimate(gaps)))
@@ -311,13 +318,17 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
     below = ("means with 95 % intervals, or the wider ones that decide; grey: what the claim allows; "
              "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "
              "not; grey mark: cannot be told. An arrow: the interval goes on; hollow: one seed, so no interval. Claims "
-             "without runs are left out")
+             "that have no number yet are left out")
     with _figure(title, below, 7, 0.24 * len(rows) + 0.6 * len(kinds), path) as figure:
         grid = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(one) + 1 for one in kinds.values()])
         for axes, (ratio, found) in zip(grid.flat, kinds.items()):
+            low, high = _range([one for _, one in found], ratio)
             if ratio:
                 axes.set_xscale("log")
-            low, high = _range([one for _, one in found], ratio)
+            elif high - low > WIDE:
+                axes.set_xscale("symlog", linthresh=1)
+                axes.set_xticks([end for end in POINTS if low < end < high])
+                axes.xaxis.set_major_formatter("{x:g}")
             for place, (_, one) in enumerate(found):
                 _row(axes, place, one, low, high)
             axes.set_xlim(low, high)
@@ -325,7 +336,8 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
             axes.set_yticks(range(len(found)))
             axes.set_yticklabels([label for label, _ in found], fontsize=7)
             axes.axvline(float(ratio), color="black", linewidth=0.6)
-            axes.set_xlabel("one divided by the other" if ratio else "points")
+            axes.set_xlabel("one divided by the other" if ratio
+                            else "points" + ", logarithmic beyond 1" * (axes.get_xscale() == "symlog"))
             if ratio:
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.xaxis.set_minor_formatter("{x:g}")
@@ -339,7 +351,8 @@ def _range(rows: Sequence[Tested], ratio: bool) -> Tuple[float, float]:
     low, high = min(values), max(values)
     if ratio:
         return 0.85 * low, 1.18 * high
-    return low - 0.08 * (high - low), high + 0.08 * (high - low)
+    margin = (0.25 if high - low > WIDE else 0.08) * (high - low)
+    return low - margin, high + margin
 
 
 def _row(axes: Any, place: int, one: Tested, low: float, high: float) -> None:

@@ -72,6 +72,11 @@ class Result:
     def key(self) -> Key:
         return self.item, self.scale, self.cell, self.seed
 
+    @property
+    def framework(self) -> str:
+        """It draws the first weights, and the order of the data: from one seed each draws its own."""
+        return "torch" if "torch" in self.versions else "mxnet"
+
     def column(self, name: str) -> List[float]:
         """One number of every epoch that was kept; NaN where it was not finite."""
         place = COLUMNS.index(name)
