@@ -16,9 +16,9 @@ from scripts.reproduction.declarations import ABOUT, BEYOND, Claim, Item, Paper
 from scripts.reproduction.measures import CONFIDENCE, MEASURES
 
 HOW_TO_READ = f"""\
-These pages are written by `scripts/reproduce --report` from the files in [data](data) alone; do not edit them. How a
-cell is run, and the rest of them with one command: [reproduce](../how-to/reproduce.md). Numbers of ours are means over
-seeds with the standard deviation.
+These pages are written by `scripts/reproduce --report` from the files in [data](data) and the declarations' notes; do
+not edit them. How a cell is run, and the rest of them with one command: [reproduce](../how-to/reproduce.md). Numbers
+of ours are means over seeds with the standard deviation.
 
 A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval (Student's
 t). It covers chance in training and not in the choice of the test set, and has no width where all seeds agree. A claim
