@@ -156,7 +156,8 @@ def _numbers(one: Ruled, finding: Tested, loaded: Mapping[str, Runs]) -> str:
     at = f", at {size}" * bool(size)
     paper = f", the paper {words.number(finding, finding.paper)}" if finding.paper is not None else ""
     what = MEASURES[finding.comparison.sides[0][1]].label
-    of = f"{finding.name}, {what}: " if len(one.claim.tests) > 1 else ""
+    worst = f"the worst of {len(one.claim.tests)}: " * (one.found.verdict == HOLDS)
+    of = f"{worst}{finding.name}, {what}: " if len(one.claim.tests) > 1 else ""
     seeds = f", {finding.estimate.seeds} seeds" if finding.estimate.seeds > 1 else ""
     return f"{of}{words.interval(finding)}{seeds}{at}{paper}"
 

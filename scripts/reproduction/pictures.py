@@ -90,7 +90,7 @@ def _figure(title: str, below: str, width: float, height: float, path: Path) -> 
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(width, height + 0.6))
         wide = int(width * 15)
-        figure.suptitle("\n".join([textwrap.fill(title, wide), textwrap.fill(below, int(1.1 * wide))]), x=0.01,
+        figure.suptitle("\n".join([textwrap.fill(title, wide), textwrap.fill(below, wide)]), x=0.01,
                         ha="left", fontsize=8.5)
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
