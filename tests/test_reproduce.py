@@ -644,7 +644,13 @@ def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeyp
     result.rows[2][3] = 0.123
     results.add(result, folders.results / trial.file)
     assert cli.main(again) == EXIT_FAILURE
-    assert capsys.readouterr().out.endswith("seed 0: other numbers than before, from epoch 3 on\n")
+    said = capsys.readouterr().out
+    other = "seed 0: other numbers than before, from epoch 3 on: train_accuracy 0.#, and 0.123 before\n"
+    assert re.sub(r"0\.\d+, and", "0.#, and", said).endswith(other)
+    elsewhere = dataclasses.replace(result, rows=[[*row[:3], 0.9, *row[4:]] for row in result.rows],
+                                    machine={**result.machine, "vectors": "mmx"})
+    assert run.differing(result, elsewhere).endswith(
+        f"; processors add up in orders of their own (vectors: mmx, and {run.vectors()} before)")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ file.
     config       all options, as resolved
     versions     of what decides about bits; the commit, and `tree`, a hash of the source that ran, which is the same
                  after a rebase; all of them if the run was taken up again with others
-    machine      processor, cores
+    machine      processor, cores, and its widest vectors (since November 2026)
     parameters   of the network
     starts       how often the run was begun or taken up again
     seconds      of training and evaluation, real ones

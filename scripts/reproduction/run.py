@@ -255,9 +255,23 @@ def differing(before: Result, now: Result) -> str:
     """Where a result has other numbers than one of the same trial before."""
     if before.numbers() == now.numbers():
         return "the same numbers again"
-    epochs = [old[0] for old, new in zip(before.rows, now.rows) if old != new]
-    return (f"other numbers than before, from epoch {epochs[0]} on" if epochs else
-            "another staleness, or another number of epochs, than before")
+    others = [(old[0], name, then, today) for old, new in zip(before.rows, now.rows)
+              for name, then, today in zip(COLUMNS, old, new) if then != today]
+    if not others:
+        return "another staleness, or another number of epochs, than before"
+    epoch, name, then, today = others[0]
+    mine, theirs = (one.machine.get("vectors", "unknown") for one in (now, before))
+    why = f"; processors add up in orders of their own (vectors: {mine}, and {theirs} before)" * (mine != theirs)
+    return f"other numbers than before, from epoch {epoch} on: {name} {today}, and {then} before{why}"
+
+
+def vectors() -> str:
+    """The widest vectors of the processor, which decide in which order its kernels add up."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2].partition("\n")[0].split()
+    except OSError:
+        flags = []
+    return next((name for name in ("avx512f", "avx2", "avx") if name in flags), "unknown")
 
 
 def collected(trial: Trial, folder: Path) -> Result:
@@ -269,7 +283,7 @@ def collected(trial: Trial, folder: Path) -> Result:
         asked=trial.asked,
         config=kept(start["config"]),
         versions={**start["versions"], **from_sources((folder / SOURCES).read_text(encoding="utf-8").splitlines())},
-        machine={"cpu": cpu(), "cores": os.cpu_count(), "threads": 1},
+        machine={"cpu": cpu(), "cores": os.cpu_count(), "threads": 1, "vectors": vectors()},
         parameters=start["parameters"],
         starts=sum(event["event"] == "start" for event in events_of(folder / METRICS)),
         seconds=round(sum(epoch["seconds"] for epoch in records.epochs), 1),
