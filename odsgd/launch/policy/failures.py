@@ -33,7 +33,7 @@ class Member:
     """awaited: the job waits for its start and its end; lost: the job goes on without it; joiner: it came later, into
     an empty place, and nobody waits for it."""
     began_at: float = 0.0  # when it was started, if it came later
-    lost_at: float = 0.0  # when it was found to be lost
+    lost_at: float = 0.0  # when it was found to be lost, or the one in whose place it comes
     tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
 
     def reached(self, phase: str) -> None:

@@ -106,7 +106,8 @@ class Judge:
 
     def joins(self, worker: Member, now: float) -> None:
         """A worker starts in an empty place. The job neither ends with it nor waits for it."""
-        worker.part, worker.began_at = "joiner", now
+        before = self.members.get(worker.name)
+        worker.part, worker.began_at, worker.lost_at = "joiner", now, before.lost_at if before else 0.0
         self.members[worker.name] = worker
         self.workers = [*(one for one in self.workers if one.name != worker.name), worker]
         self.liveness.joins(worker.name, worker.host, now)
@@ -415,7 +416,9 @@ class Judge:
         return all(worker.code == 0 for worker in self.workers if worker.part == "awaited")
 
     def _lost_ranks(self) -> List[int]:
-        return sorted(worker.rank for worker in self.workers if worker.part == "lost")
+        """Of lost workers, unless another has joined in their place."""
+        return sorted(worker.rank for worker in self.workers
+                      if worker.part == "lost" or (worker.lost_at and not worker.joined))
 
     def _has_come_up(self) -> bool:  # rule 5
         if self.non_workers:

@@ -17,6 +17,8 @@ def why_closed(job_closed: str, plan: Plan, judge: Judge) -> str:
         return job_closed
     if not judge.all_joined:
         return "it is still starting; join it once it trains"
+    if judge.workers_ended_at is not None:
+        return "its workers have finished"
     if next_empty(plan, judge) is None:
         return "no place is empty: each of its workers is there, or worker 0 is lost; launch it with --spare to grow"
     return ""

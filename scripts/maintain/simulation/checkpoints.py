@@ -8,7 +8,7 @@ import functools
 import math
 import random
 import signal
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 from kvstore.errors import ConfigError, RoundTimeoutError
 from scripts.maintain.simulation import disk, stdlib
@@ -23,8 +23,9 @@ NOTHING: Dict[str, Any] = {"num_workers": 1, "config": None, "batches_per_epoch"
 
 
 class Run:
-    """One history. `saved`: the newest checkpoint that has been reported; `broken`: what was promised, and did not
-    hold. `copies`: those of the second place that count."""
+    """One history. `saved`: the checkpoints that have been reported; `untold`: those that were whole when their writer
+    ended before it could; `copies`: those of the second place that count; `broken`: what was promised, and did not
+    hold."""
 
     def __init__(self, seed: int, image: Image) -> None:
         self.world, self.draw = World(seed), random.Random(seed)
@@ -35,8 +36,8 @@ class Run:
         self.host = self.world.host("10.0.0.1")
         for folder in (RUN, SECOND):
             self.host.files[folder] = self.host.names[folder] = None
-        self.saved, self.broken = 0, []  # type: int, List[str]
-        self.copies = [0]
+        self.saved, self.copies, self.broken = [0], [0], []  # type: List[int], List[int], List[str]
+        self.untold: Set[int] = set()
         self.faults: List[str] = []
         self.inside: Dict[Tuple[str, int], float] = {}  # by job and process: until when it had the run's folder
         self.paused_until = 0.0  # until when a process stood still, perhaps with the lock
@@ -117,8 +118,10 @@ class Run:
         there = self.manifests.complete(root)
         if len(there) > 1 and self.draw.random() < 0.3:  # the newest is passed over, and written once more
             there.pop()
-            self.saved, self.copies = there[-1], [copy for copy in self.copies if copy <= there[-1]]
+            self.copies = [copy for copy in self.copies if copy <= there[-1]]
         iteration = there[-1] if there else 0
+        self.untold |= {*there} - {*self.saved}
+        self.saved = [0, *(one for one in self.saved if one in there)]
         try:
             for _ in range(5):
                 iteration += 1
@@ -142,7 +145,7 @@ class Run:
             second.put(folder / name, iteration)
         self.manifests.write_manifest(folder, {**NOTHING, "schema": self.manifests.SCHEMA, "iteration": iteration,
                                                "files": files})
-        self.saved = iteration  # from here on the launcher counts on it
+        self.saved.append(iteration)  # from here on the launcher counts on it
         self.world.note(f"saved {iteration}")
         kept = self.checkpoint._worth_keeping(root, KEEP, iteration)
         self.checkpoint._retire(root, kept, iteration)
@@ -151,10 +154,16 @@ class Run:
         self.checkpoint._retire_copies(second, kept, iteration, iteration, KEEP)
 
     def _look(self) -> None:
-        """A checkpoint that counts loads, here and in the second place; one that has been reported is there."""
+        """A checkpoint that counts loads, here and in the second place; one that has been reported is there, and so is
+        the one before it."""
         newest = {ROOT: 0, SECOND: 0}
         for root in (disk.Path(ROOT), disk.Path(SECOND)):
-            for iteration in self.manifests.complete(root):
+            there = self.manifests.complete(root)
+            lost = {*self.saved[-KEEP:]} - {0, *there}
+            taken = [one for one in lost if any(one < untold < self.saved[-1] for untold in self.untold)]
+            if str(root) == ROOT and lost - {*taken}:  # an untold one is kept in its place
+                self.broken.append(f"a_reported_checkpoint_stays: of {self.saved[-KEEP:]} there are {there}")
+            for iteration in there:
                 folder = root / str(iteration)
                 try:
                     manifest = self.manifests.read_manifest(folder)
@@ -163,8 +172,8 @@ class Run:
                 except Exception as error:
                     self.broken.append(f"a_checkpoint_that_counts_loads: {folder}: {error}")
                 newest[str(root)] = max(newest[str(root)], iteration)
-        for what, place, known in (("reported", ROOT, self.saved), ("copied", SECOND, self.copies[-1])):
-            if newest[place] < known:
-                self.broken.append(f"a_reported_checkpoint_stays: {known} was {what}, the newest is {newest[place]}")
-        self.saved = min(self.saved, newest[ROOT])
+        if newest[SECOND] < self.copies[-1]:
+            self.broken.append(f"a_reported_checkpoint_stays: {self.copies[-1]} was copied, the newest is "
+                               f"{newest[SECOND]}")
+        self.saved = [one for one in self.saved if one <= newest[ROOT]]
         self.copies = [copy for copy in self.copies if copy <= newest[SECOND]]

@@ -41,6 +41,7 @@ class Training:
         self.alone: Optional[Tuple[int, int, str, float]] = None  # which rank, from which step, does what how long
         self.seldom = draw.random() < 0.9  # whether deadlines and the launcher are looked at less often than they ship
         self.asynchronous = False
+        self.deaf = False  # whether workers ignore SIGTERM
         self.disk = world.host("10.0.0.9")  # the run's folder: one disk that all hosts share
         self.fabrics: Dict[str, Fabric] = {}
         self.saved: List[Tuple[int, str, int, float]] = []  # (attempt, process, iteration, time) of whole checkpoints
@@ -304,6 +305,8 @@ def _node(training: Training, process: Process) -> int:
     training.begun[process.data["attempt"]] = int(process.env["DMLC_NUM_WORKER"])
     training.born(process)
     node = Node(training, process)
+    if training.deaf and role == "worker":
+        process.handlers[signal.SIGTERM] = signal.SIG_IGN
     stdlib.sleep(training.import_s * (0.5 + training.world.random.random()))
     if "hangs_s" in process.data:
         stdlib.sleep(process.data["hangs_s"])

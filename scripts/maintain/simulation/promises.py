@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import signal
-from typing import Callable, Iterator, List, Pattern, Set
+from typing import Any, Callable, Iterator, List, Pattern, Set
 
 from scripts.maintain.simulation.programs import MPI_GAVE_UP, MPI_SEARCHES_S, UNIT
 from scripts.maintain.simulation.scenario import HERE, Hit, Result
@@ -14,7 +14,7 @@ from scripts.maintain.simulation.scenario import HERE, Hit, Result
 KILLS = ("kill", "term", "xcpu", "segv", "abort", "raise")
 CODES = {"kill": 137, "segv": 139, "abort": 134, "term": 143, "xcpu": 152, "raise": 70, "refuse": 64, "stop": 75,
          "stand": 75}
-HARMLESS = ("clock", "block output", "late agents")
+HARMLESS = ("clock", "block output", "late agents", "stutter")
 HEALS = ("pause", "freeze", "slow", "cut", "cut one way", "cut data")
 OF_HOSTS = ("lose host", "reboot", "cut", "cut one way", "cut data", "slow", "reset")
 OWN_DEADLINES = ("exit code 75", f"exit code {MPI_GAVE_UP}")
@@ -23,6 +23,9 @@ FAILED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) failed \(h
 LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
 LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
+JOINED = re.compile(r"odsgd launch: (worker \d+) has joined")
+ABSENT = re.compile(r"odsgd launch: .* did not come back; trying again for")
+FROM = re.compile(r"odsgd launch: restart \d+ of \d+, from (?:checkpoint (\d+)|the beginning)")
 ENDS_ALL = re.compile(r"odsgd launch: (lost host \S+ \(|the job has not come up within|for \d+ s every process has|"
                       r".*needs as many batches)")
 ENDED_BADLY = re.compile(r"odsgd launch: .* ended badly after the last worker had succeeded")
@@ -35,6 +38,9 @@ ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|w
                    r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
 NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
 ENDED_SLACK_S, ASKED_WITHIN_S = 10.0, 60.0
+MORE_STEPS = 3  # which a worker begins before its job ends at a checkpoint
+AT_ONCE_S = 3.0  # with starts and ends of ssh
+TOLD_WITHIN_S = 2.5  # how far a worker is comes with its beats
 FAREWELL_S = 5.0  # servers have it to end after the last worker
 STAYS_S = 15.0  # how long the launcher waits for an agent to end what is there, before it says why it does
 SSH_ANSWERS_S, SSH_LOOKS_S = 20.0, 50.0
@@ -68,7 +74,7 @@ def says_why(result: Result) -> Iterator[str]:
     if result.code == 0:
         last = max(training.begun, default=0)
         done = [one for one in training.finals if one[0] == last]
-        without, later = _ranks(WITHOUT, result), _ranks(STARTS, result)
+        without, later = _ranks(WITHOUT, result), _ranks(JOINED, result)
         ranks = {rank for _, rank, _ in done} | without | later
         if not done or (not unread and not ranks >= set(range(training.begun[last] - result.job.spare))):
             yield f"exit code 0, and the workers have not done all: {training.begun} began, {training.finals} ended"
@@ -100,6 +106,8 @@ def stops(result: Result) -> Iterator[str]:
     held_s = sum(hit.lasts_s or 1e9 for hit in result.hits
                  if hit.victim == "launcher" and hit.kind in ("stop", "pause", "block output"))
     within_s = result.job.grace_s + 6.0 + 4.0 + 3.0 + held_s
+    if first == result.only_hit and first.kind == "interrupt twice":
+        within_s = 0.5 + AT_ONCE_S
     if result.ended_at - first.at_s > within_s:
         yield f"the launcher ended {result.ended_at - first.at_s:.1f} s after {first.kind}, not within {within_s:g} s"
     code = 128 - result.code if result.code < 0 else result.code  # as a shell sees one that a signal ended at its start
@@ -160,15 +168,68 @@ def bears(result: Result) -> Iterator[str]:
 
 def outlives(result: Result) -> Iterator[str]:
     """A job that has trained outlives the crash of one process: with a restart, or without the worker with
-    --on-worker-loss continue."""
+    --on-worker-loss continue; and so the loss of a host that has nothing but workers."""
     hit, job = result.only_hit, result.job
-    if hit is None or hit.kind not in (*KILLS, "end agent") or hit.victim == "launcher" or not result.code:
+    of_host = hit is not None and hit.kind in ("lose host", "reboot", "cut")
+    if hit is None or hit.victim == "launcher" or not result.code or not (of_host or hit.kind in (*KILLS, "end agent")):
         return
     trained = {f"worker {rank}" for _, rank, step, at in result.training.steps if step > 1 and at < hit.at_s}
-    without = job.on_worker_loss == "continue" and job.num_workers > 1 and hit.victim in trained
+    lost = set(_workers_alone_on(job, hit.victim) if of_host else [hit.victim])
+    left = job.num_workers - job.spare - len(lost)
+    without = job.on_worker_loss == "continue" and left > 0 and lost and lost <= trained
+    if of_host:
+        without = without and len(trained) >= job.num_workers - job.spare  # all have met
     over = any(map(ENDED_BADLY.match, result.texts()))
-    if not over and ((trained and job.max_restarts) or without):
+    if not over and ((trained and job.max_restarts and not of_host) or without):
         yield f"{hit.kind} {hit.victim} at {hit.at_s:.2f} s, and the exit code is {result.code}"
+
+
+def _workers_alone_on(job: Any, address: str) -> List[str]:
+    """The workers of a host that has no server; none of one that has, of the launcher's, or of two agents."""
+    addresses = [host.address for host in job.slots]
+    if address == HERE or addresses.count(address) != 1:
+        return []
+    names = [*(f"worker {rank}" for rank in range(job.num_workers)),
+             *(f"server {rank}" for rank in range(job.num_servers))]
+    here = [name for number, name in enumerate(names) if addresses[number % len(addresses)] == address]
+    return here if all(name.startswith("worker") for name in here) else []
+
+
+def outlives_each(result: Result) -> Iterator[str]:
+    """A job outlives as many crashes of workers as it has restarts, if it trains on between them: also those of one
+    worker in the same words."""
+    hits, job, steps = result.hits, result.job, result.training.steps
+    workers = all(hit.kind in KILLS and hit.victim.startswith("worker") for hit in hits)
+    if not result.code or not workers or not 1 < len(hits) <= job.max_restarts:
+        return
+    far = 1
+    for number, hit in enumerate(hits):
+        mine = [(step, at) for attempt, _, step, at in steps if attempt == number]
+        if hit.attempt != number or not any(step > far and at < hit.at_s - TOLD_WITHIN_S for step, at in mine):
+            return
+        far = max(step for step, _ in mine)
+    yield f"{len(hits)} workers crashed, each in an attempt that had come farther, and the exit code is {result.code}"
+
+
+def tells_where_it_begins_again(result: Result) -> Iterator[str]:
+    """The first restart is said to go on from the newest checkpoint that was whole when a worker crashed."""
+    at, text = next(((at, text) for at, text in result.said if AGAIN.match(text)), (0.0, ""))
+    begins, before = FROM.match(text), [hit for hit in result.hits if hit.at_s < at]
+    if not begins or not before or not all(hit.kind in KILLS and hit.victim.startswith("worker") for hit in before):
+        return
+    saved = [step for _, _, step, when in result.training.saved if when < before[0].at_s]
+    if int(begins[1] or 0) < max(saved, default=0):
+        yield f"{max(saved)} was saved before {before[0].victim} was hit at {before[0].at_s:.2f} s: {text}"
+
+
+def waits_for_who_is_missing(result: Result) -> Iterator[str]:
+    """Before a job goes on without a worker or a host, it tries for --rejoin-timeout."""
+    left_out = [at for at, text in result.said if LEFT_OUT.search(text)][:1]
+    tried = [at for at, text in result.said if ABSENT.match(text)][:1]
+    if left_out and not may_be_unread(result):
+        tries_s = left_out[0] - tried[0] if tried else 0.0
+        if tries_s < result.job.rejoin_timeout_s - 0.5:
+            yield f"tried for {tries_s:.1f} s, --rejoin-timeout {result.job.rejoin_timeout_s:g}"
 
 
 def ends_what_waits(result: Result) -> Iterator[str]:
@@ -229,10 +290,16 @@ def grows(result: Result) -> Iterator[str]:
     due = hit.kind in ("reboot", "cut") and hit.lasts_s and sum(at > since for *_, at in result.training.saved) > 1
     if due and not any(at >= left_out[-1] and BACK.search(text) for at, text in result.said):
         yield f"{hit.victim} is there again since {hit.at_s + hit.lasts_s:.1f} s, and the job goes on without it"
-    begun = result.training.begun
-    if begun[max(begun)] < result.job.num_workers and any(
-            at >= left_out[-1] and "with all workers, if they come" in text for at, text in result.said):
+    begun, training = result.training.begun, result.training
+    grown = [at for at, text in result.said if at >= left_out[-1] and "with all workers, if they come" in text]
+    if begun[max(begun)] < result.job.num_workers and grown:
         yield f"{hit.victim} is there again, and the job has begun again without it"
+    for end in grown:
+        newest = max((attempt for attempt, _, _, at in training.steps if at < end), default=0)
+        last = max((step for attempt, _, step, at in training.steps if attempt == newest and at < end), default=0)
+        saved = max((step for attempt, _, step, at in training.saved if at < end), default=0)
+        if last > saved + MORE_STEPS:
+            yield f"{hit.victim} is there again, and the job ended in step {last}, after checkpoint {saved}"
 
 
 def names_in_time(result: Result) -> Iterator[str]:
@@ -354,13 +421,14 @@ def tells_its_own_end(result: Result) -> Iterator[str]:
 
 def blames_no_freeze(result: Result) -> Iterator[str]:
     """When all processes of a job stand still at once, or those of a host for less than --hang-timeout, and go on,
-    none is blamed: but for its own deadline, as MPI's search for others."""
+    none is blamed; but on a ring, or when a host did, for its own deadline, as MPI's search for others."""
     hit, job = result.only_hit, result.job
     if hit is None or hit.kind != "freeze" or (hit.victim != "all" and hit.lasts_s > job.hang_timeout_s - 2.0):
         return
     for text in result.texts():
         blamed = FAILED.match(text) or LOST.match(text) or "every process has answered" in text
-        if blamed and hit.lasts_s < job.startup_timeout_s and not text.endswith(OWN_DEADLINES):
+        own = text.endswith(OWN_DEADLINES) and (hit.victim != "all" or not job.num_servers)
+        if blamed and hit.lasts_s < job.startup_timeout_s and not own:
             yield f"{hit.victim} stood still for {hit.lasts_s:g} s: {text}"
 
 
@@ -467,11 +535,10 @@ def raises_nothing(result: Result) -> Iterator[str]:
 
 
 PROMISES: List[Callable[[Result], Iterator[str]]] = [
-    ends, says_why, stops, names_the_victim, blames_no_data, blames_no_freeze, bears, outlives, ends_what_waits,
-    tries_again,
-    goes_on_without, grows, names_in_time, ends_what_stands_still, gives_its_code, tells_of_fewer_batches, moves,
-    names_who_is_late, tells_its_own_end, leaves_nothing, one_at_a_time, resumes,
-    restarts, takes_in, raises_nothing]
+    ends, says_why, stops, names_the_victim, blames_no_data, blames_no_freeze, bears, outlives, outlives_each,
+    tells_where_it_begins_again, waits_for_who_is_missing, ends_what_waits, tries_again, goes_on_without, grows,
+    names_in_time, ends_what_stands_still, gives_its_code, tells_of_fewer_batches, moves, names_who_is_late,
+    tells_its_own_end, leaves_nothing, one_at_a_time, resumes, restarts, takes_in, raises_nothing]
 
 
 def broken(result: Result) -> List[str]:

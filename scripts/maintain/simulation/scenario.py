@@ -8,7 +8,7 @@ import functools
 import hashlib
 import random
 import signal
-from typing import Any, Callable, Collection, Counter, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Collection, Counter, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from scripts.maintain.simulation import programs, stdlib
 from scripts.maintain.simulation.files import Link, Null, Sink
@@ -25,6 +25,13 @@ pulse goes on, raises an error, has fewer batches."""
 KINDS = (*ON_PROCESSES * 2, "interrupt", "interrupt twice", "terminate", "end agent", "lose host", "reboot", "cut",
          "cut one way", "cut data", "slow",
          "reset", "clock", "block output", "close output", "late agents")
+SENT = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT, "term": signal.SIGTERM,
+        "xcpu": signal.SIGXCPU, "stop": signal.SIGSTOP, "pause": signal.SIGSTOP, "stutter": signal.SIGSTOP,
+        "interrupt": signal.SIGINT, "interrupt twice": signal.SIGINT, "terminate": signal.SIGTERM,
+        "end agent": signal.SIGTERM}
+"""Faults that are a signal, at first."""
+STUTTERS, STUTTERS_S = 6, 0.8
+"""A process that stutters stands still so often, a second apart, for so long."""
 
 
 SELDOM = (("odsgd.launch.hosts.agents", "TICK_S", 0.5), ("odsgd.launch.supervisor", "SHOW_EVERY_S", 10.0))
@@ -170,7 +177,13 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
         return [Fault(kind, f"agent {twice[0]}", about_s * more.random(), 0, lasts_s, "")]
     if more.random() < 0.02:
         victim = more.choice((*hosts, HERE, "all", "all"))
-        return [Fault("freeze", victim, about_s * more.random(), 0, more.choice((3.0, 8.0, 25.0)), "")]
+        return [Fault("freeze", victim, about_s * more.random(), 0, more.choice((3.0, 8.0, 25.0, 40.0)), "")]
+    if more.random() < 0.01:
+        return [Fault("stutter", more.choice(_everybody(job)), about_s * more.random(), 0, 0.0, "")]
+    if job.max_restarts > 1 and more.random() < 0.04:  # the same worker, as often as there are restarts
+        victim = f"worker {more.randrange(job.num_workers)}"
+        return [Fault("kill", victim, 4.0 + 4 * more.random(), 0, 0.0, ""),
+                Fault("kill", victim, 12.0 + 4 * more.random(), 0, 0.0, f"start 2 of {victim}")]
     if job.least_workers and more.random() < 0.03:
         return draw_gone(job, about_s, more)
     if more.random() < 0.01 and (job.num_servers or job.num_workers > 1):  # else nobody waits for it
@@ -249,7 +262,7 @@ class Injector:
         begun = self.waiting.pop(f"start {self.reached[process.label]} of {process.label}", [])
         for fault in begun:
             if not fault.call:
-                self._hit(fault, process)
+                self.world.after(fault.at_s, functools.partial(self._hit, fault, process))
         for fault in [*begun, *self.waiting.pop(process.label, [])][:1]:
             if fault.call:
                 process.hit_at_call = process.calls + fault.call
@@ -281,19 +294,11 @@ class Injector:
 
     def _do(self, fault: Fault, process: Optional[Process]) -> bool:
         world, kind = self.world, fault.kind
-        numbers = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT, "stop": signal.SIGSTOP,
-                   "term": signal.SIGTERM, "xcpu": signal.SIGXCPU,
-                   "pause": signal.SIGSTOP, "interrupt": signal.SIGINT, "interrupt twice": signal.SIGINT,
-                   "terminate": signal.SIGTERM, "end agent": signal.SIGTERM}
-        if kind in numbers:
+        if kind in SENT:
             victim = process or self._find(fault.victim)
             if victim is None or victim.dead or self.result.launcher.dead:
                 return False
-            victim.signal(numbers[kind])
-            if kind == "pause":
-                world.after(fault.lasts_s, lambda: victim.signal(signal.SIGCONT))
-            if kind == "interrupt twice":
-                world.after(0.5, lambda: victim.signal(signal.SIGINT))
+            self._send(fault, victim)
             return True
         if kind in IN_CODE and process:
             process.data[IN_CODE[kind]] = fault.lasts_s or 1e9
@@ -309,6 +314,20 @@ class Injector:
         if undo and fault.lasts_s:
             world.after(fault.lasts_s, undo)
         return undo is not None
+
+    def _send(self, fault: Fault, victim: Process) -> None:
+        """The signals of a fault, those that come later, too."""
+        later: Sequence[Tuple[float, int]] = ()
+        if fault.kind == "pause":
+            later = [(fault.lasts_s, signal.SIGCONT)]
+        elif fault.kind == "interrupt twice":
+            later = [(0.5, signal.SIGINT)]
+        elif fault.kind == "stutter":
+            later = [(second + after_s, number) for second in range(STUTTERS)
+                     for after_s, number in ((0.0, signal.SIGSTOP), (STUTTERS_S, signal.SIGCONT))][1:]
+        victim.signal(SENT[fault.kind])
+        for after_s, number in later:
+            self.world.after(after_s, functools.partial(victim.signal, number))
 
     def _block(self, blocked: bool) -> None:
         """The user reads no more, or again."""
@@ -403,6 +422,9 @@ def run(seed: int, image: Image, without: Collection[int] = (), limit_s: float =
     drawn = draw_faults(job, training.about_s, draw, heals, more)
     if job.grow and [fault.kind for fault in drawn] in (["reboot"], ["cut"]):
         training.iterations, training.step_s = 600, 0.6  # long enough that it may be there again
+    training.deaf = more.random() < 0.1 and all(fault.kind != "term" for fault in drawn)
+    if any(fault.moment.startswith("start") and fault.at_s for fault in drawn):
+        training.iterations, training.step_s, training.every = 60, 0.3, 50  # no checkpoint between two crashes
     result.faults = [fault for number, fault in enumerate(drawn) if number not in without]
     injector = Injector(result, out, err)
     training.born, training.reach = injector.born, injector.reach

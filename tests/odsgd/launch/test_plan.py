@@ -228,6 +228,13 @@ def test_spare_workers_are_planned_and_not_started_and_the_place_lost_longest_ag
         judge.exited(name, 3, now)
         judge.tick(now + 5)
     assert why_closed("", plan, judge) == "" and why_closed("never", plan, judge) == "never"
+    over = Judge(job(2, 1, on_worker_loss="continue"), members, 0.0)
+    for member in members:
+        over.reported(member.name, {"event": "joined"}, 0.0)
+    over.tick(0.0)
+    for member in members:
+        over.exited(member.name, 0, 1.0)
+    assert why_closed("", plan, over) == "its workers have finished"
     for expected in (plan.spare[0], plan.workers[1]):
         assert next_empty(plan, judge) == expected
         judge.joins(Member(expected.name, "worker", "host"), 30.0)

@@ -529,6 +529,17 @@ def test_a_worker_that_joins_later_may_die_and_the_job_does_not_wait_for_it() ->
     assert verdict_at(judge, 18.1) == Verdict(0, "the job has finished without workers [1]", workers_succeeded=True)
 
 
+def test_who_has_not_joined_at_the_end_fills_no_place() -> None:
+    judge = going_on()
+    judge.exited("worker 2", 3, 10.0)
+    assert lost_at(judge, 11.0)
+    judge.joins(Member("worker 2", "worker", "hostB"), 12.0)
+    judge.joins(Member("worker 3", "worker", "hostB"), 12.0)  # into a place that was empty from the start
+    for name in ("worker 0", "worker 1", "server 0"):
+        judge.exited(name, 0, 13.0)
+    assert verdict_at(judge, 13.0) == Verdict(0, "the job has finished without workers [2]", workers_succeeded=True)
+
+
 def test_the_job_ends_when_none_is_left_that_began_with_it() -> None:
     judge = going_on()
     judge.exited("worker 1", 3, 10.0)
