@@ -43,9 +43,9 @@ BEFORE = ("before there was a plan of seeds (82 claims, at b0c33e8)", 12, 1, 35,
 """The counts of then, in the columns of now."""
 
 FEWER = """\
-Less is told than then. Tests that were sharpened when there were runs already (SASGD Figure 2, Pipe-SGD's times) and
-one that larger runs are planned for (12 workers in OD-SGD's Table 2) wait for those. The links of OD-SGD's Table 5 are
-fitted to SSGD's six numbers alone since then, and no longer reproduce Figure 18."""
+Less is told than then. A test that was sharpened when there were runs already (SASGD Figure 2), and one that larger
+runs are planned for (12 workers in OD-SGD's Table 2), wait for those. The links of OD-SGD's Table 5 are fitted to
+SSGD's six numbers alone since then, and no longer reproduce Figure 18."""
 
 LEAD = """\
 The longest trainings with 4 workers so far, test accuracy in %. The difference is OD-SGD's minus SSGD's, of the seeds
