@@ -60,7 +60,8 @@ def test_a_push_is_in_the_weights_once_whoever_is_killed_late_or_cut_off() -> No
     assert joined > 0
 
 
-JUDGE, LIVENESS, SUPERVISOR = ("odsgd.launch.policy.judge", "odsgd.launch.policy.liveness", "odsgd.launch.supervisor")
+POLICY, SUPERVISOR = "odsgd.launch.policy", "odsgd.launch.supervisor"
+JUDGE, LIVENESS, RESTARTS = (f"{POLICY}.{name}" for name in ("judge", "liveness", "restarts"))
 
 
 @pytest.mark.parametrize("module, was, now, promise, kind", [
@@ -73,12 +74,21 @@ JUDGE, LIVENESS, SUPERVISOR = ("odsgd.launch.policy.judge", "odsgd.launch.policy
     (LIVENESS, "        for process in self._answering(now):\n            if not process.activity",
      "        for process in ():\n            if not process.activity", "ends_what_stands_still", "stand"),
     (LIVENESS, "process.silent_s > times * self._limit_s", "process.silent_s > 3 * times * self._limit_s",
-     "ends_what_stands_still", "stop")],
-    ids=["one is enough", "exit code", "late restart", "restart unsaid", "loss unsaid", "stands still", "silent"])
+     "ends_what_stands_still", "stop"),
+    (SUPERVISOR, "if self.signals_seen > signals_seen:", "if False:", "stops", "interrupt twice"),
+    (RESTARTS, "if wait_s > 0 and not set(missing)", "if False and not set(missing)", "waits_for_who_is_missing",
+     "lose host"),
+    (RESTARTS, "attempt.farthest <= before.farthest", "True", "outlives_each", "kill twice")],
+    ids=["one is enough", "exit code", "late restart", "restart unsaid", "loss unsaid", "stands still", "silent",
+         "second Ctrl-C", "nobody waits", "same words"])
 def test_each_promise_looks(module: str, was: str, now: str, promise: str, kind: str) -> None:
     def draw(job: Any, about_s: float, draw: random.Random, *more: Any) -> List[scenario.Fault]:
-        at_s = about_s * (0.3 + 0.3 * draw.random())
-        return [scenario.Fault(kind, f"worker {job.num_workers - 1}", at_s, 0, 0.0, "")]
+        at_s, worker = about_s * (0.3 + 0.3 * draw.random()), f"worker {job.num_workers - 1}"
+        if kind == "kill twice":
+            return scenario.draw_again(worker, draw)
+        host = job.slots[-1].address if job.slots else ""
+        victim = {"interrupt twice": "launcher", "lose host": host}.get(kind, worker)
+        return [scenario.Fault(kind, victim, at_s, 0, 0.0, "")] if victim else []
 
     changed = Image({module: [(was, now)]})
     found = (promises.broken(scenario.run(seed, changed, draw_faults=draw)) for seed in range(1, 101))

@@ -91,6 +91,9 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, 'f"{process.name} on host {process.host} {text}"', 'f"a process {text}"')],
     "an agent that stood still was lost after six times --hang-timeout": [
         (LIVENESS, "if silent_s > self._limit_s:", "if silent_s > 6 * self._limit_s:")],
+    "a worker was lost whose successor had not joined at the end, and the last line did not name it": [
+        (JUDGE, 'worker.part == "lost" or (worker.lost_at and not worker.joined)', 'worker.part == "lost"'),
+        ("odsgd.launch.policy.places", "if judge.workers_ended_at is not None:", "if False:")],
     "an agent left its folder behind": [
         ("odsgd.launch.agent.agent", "shutil.rmtree(self.folder, ignore_errors=True)", "pass")],
 }

@@ -180,10 +180,8 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
         return [Fault("freeze", victim, about_s * more.random(), 0, more.choice((3.0, 8.0, 25.0, 40.0)), "")]
     if more.random() < 0.01:
         return [Fault("stutter", more.choice(_everybody(job)), about_s * more.random(), 0, 0.0, "")]
-    if job.max_restarts > 1 and more.random() < 0.04:  # the same worker, as often as there are restarts
-        victim = f"worker {more.randrange(job.num_workers)}"
-        return [Fault("kill", victim, 4.0 + 4 * more.random(), 0, 0.0, ""),
-                Fault("kill", victim, 12.0 + 4 * more.random(), 0, 0.0, f"start 2 of {victim}")]
+    if job.max_restarts > 1 and more.random() < 0.04:
+        return draw_again(f"worker {more.randrange(job.num_workers)}", more)
     if job.least_workers and more.random() < 0.03:
         return draw_gone(job, about_s, more)
     if more.random() < 0.01 and (job.num_servers or job.num_workers > 1):  # else nobody waits for it
@@ -198,6 +196,12 @@ def draw_seldom(job: Any, about_s: float, heals: bool, more: random.Random) -> L
         kind, victim = more.choice((("pause", f"agent {host}"), ("cut", host)))
         return [Fault(kind, victim, 4 + 4 * more.random(), 0, lasts_s, "")]
     return []
+
+
+def draw_again(victim: str, more: random.Random) -> List[Fault]:
+    """A worker is killed, and once more when it has come farther."""
+    return [Fault("kill", victim, 4.0 + 4 * more.random(), 0, 0.0, ""),
+            Fault("kill", victim, 12.0 + 4 * more.random(), 0, 0.0, f"start 2 of {victim}")]
 
 
 def draw_gone(job: Any, about_s: float, more: random.Random) -> List[Fault]:
