@@ -125,15 +125,14 @@ def _colours(panels: Sequence[Picture], labels: Sequence[Tuple[str, List[str]]])
 def _explained(drawn: Sequence[Panel], item: Item) -> str:
     """What bands, dashes and marks mean, where there are any."""
     panels, kinds = [one.picture for one in drawn], {one.picture.kind for one in drawn}
-    several = any(len(seeds) > 1 for one in drawn for seeds in one.cells.values())
-    said = ["bands: range of the seeds"] * (several and "curve" in kinds)
+    counts = {len(seeds) for one in drawn for seeds in one.cells.values()}
+    said = ["bands: range of the seeds"] * (max(counts) > 1 and "curve" in kinds)
     if any(_given(item, picture, name) for picture in panels for name in picture.cells or item.cells):
         said.append("dashed: the paper's mean" if "histogram" in kinds
                     else "dashed, or a number: the paper's value at the end")
     said += ["whiskers: standard deviation of the seeds"] if "bars" in kinds else []
     said += ["whiskers: 95 % confidence intervals"] * ("lengths" in kinds)
-    alone = any(len(seeds) == 1 for one in drawn for seeds in one.cells.values())
-    said += ["hollow: one seed"] * (alone and "lengths" in kinds)
+    said += ["hollow: one seed"] * (1 in counts and "lengths" in kinds)
     return "".join(f"; {one}" for one in said)
 
 

@@ -159,9 +159,9 @@ class Run:
         newest = {ROOT: 0, SECOND: 0}
         for root in (disk.Path(ROOT), disk.Path(SECOND)):
             there = self.manifests.complete(root)
-            lost = {*self.saved[-KEEP:]} - {0, *there}
-            taken = [one for one in lost if any(one < untold < self.saved[-1] for untold in self.untold)]
-            if str(root) == ROOT and lost - {*taken}:  # an untold one is kept in its place
+            lost = [one for one in self.saved[-KEEP:] if one not in (0, *there)
+                    and not any(one < untold < self.saved[-1] for untold in self.untold)]  # which is kept in its place
+            if str(root) == ROOT and lost:
                 self.broken.append(f"a_reported_checkpoint_stays: of {self.saved[-KEEP:]} there are {there}")
             for iteration in there:
                 folder = root / str(iteration)

@@ -8,6 +8,7 @@ import re
 import signal
 from typing import Any, Callable, Iterator, List, Pattern, Set
 
+from odsgd.launch.plan import place
 from scripts.maintain.simulation.programs import MPI_GAVE_UP, MPI_SEARCHES_S, UNIT
 from scripts.maintain.simulation.scenario import HERE, Hit, Result
 
@@ -74,8 +75,8 @@ def says_why(result: Result) -> Iterator[str]:
     if result.code == 0:
         last = max(training.begun, default=0)
         done = [one for one in training.finals if one[0] == last]
-        without, later = _ranks(WITHOUT, result), _ranks(JOINED, result)
-        ranks = {rank for _, rank, _ in done} | without | later
+        without = _ranks(WITHOUT, result)
+        ranks = {rank for _, rank, _ in done} | without | _ranks(JOINED, result)
         if not done or (not unread and not ranks >= set(range(training.begun[last] - result.job.spare))):
             yield f"exit code 0, and the workers have not done all: {training.begun} began, {training.finals} ended"
         for rank in sorted(without):
@@ -174,25 +175,21 @@ def outlives(result: Result) -> Iterator[str]:
     if hit is None or hit.victim == "launcher" or not result.code or not (of_host or hit.kind in (*KILLS, "end agent")):
         return
     trained = {f"worker {rank}" for _, rank, step, at in result.training.steps if step > 1 and at < hit.at_s}
-    lost = set(_workers_alone_on(job, hit.victim) if of_host else [hit.victim])
-    left = job.num_workers - job.spare - len(lost)
-    without = job.on_worker_loss == "continue" and left > 0 and lost and lost <= trained
-    if of_host:
-        without = without and len(trained) >= job.num_workers - job.spare  # all have met
+    lost, began = set(_on_host(job, hit.victim) if of_host else [hit.victim]), job.num_workers - job.spare
+    without = job.on_worker_loss == "continue" and began > len(lost) and lost and lost <= trained
+    if of_host:  # all have met; and it is neither the launcher's nor that of two agents
+        alone = hit.victim != HERE and [host.address for host in job.slots].count(hit.victim) == 1
+        without = without and len(trained) >= began and alone
     over = any(map(ENDED_BADLY.match, result.texts()))
     if not over and ((trained and job.max_restarts and not of_host) or without):
         yield f"{hit.kind} {hit.victim} at {hit.at_s:.2f} s, and the exit code is {result.code}"
 
 
-def _workers_alone_on(job: Any, address: str) -> List[str]:
-    """The workers of a host that has no server; none of one that has, of the launcher's, or of two agents."""
-    addresses = [host.address for host in job.slots]
-    if address == HERE or addresses.count(address) != 1:
-        return []
-    names = [*(f"worker {rank}" for rank in range(job.num_workers)),
-             *(f"server {rank}" for rank in range(job.num_servers))]
-    here = [name for number, name in enumerate(names) if addresses[number % len(addresses)] == address]
-    return here if all(name.startswith("worker") for name in here) else []
+def _on_host(job: Any, address: str) -> List[str]:
+    """The workers and servers that a job has there."""
+    workers, servers = place(job)
+    return [f"{role} {rank}" for role, hosts in (("worker", workers), ("server", servers))
+            for rank, host in enumerate(hosts) if host.address == address]
 
 
 def outlives_each(result: Result) -> Iterator[str]:
@@ -267,8 +264,7 @@ def goes_on_without(result: Result) -> Iterator[str]:
     lost = [victim for kind, victim in gone if kind in ("lose host", "cut") and victim != HERE]
     hung = [victim for kind, victim in gone if kind == "hang"]
     if len(gone) == 1 and lost:
-        away = [f"worker {rank}" for rank in range(job.num_workers)
-                if job.slots[rank % len(job.slots)].address == lost[0]]
+        away = [name for name in _on_host(job, lost[0]) if name.startswith("worker")]
     elif len(gone) == 2 and hung and ("kill", hung[0]) in gone:
         away = hung
     else:
