@@ -37,7 +37,7 @@ class Pace:
 
     iteration : seconds of one iteration of a worker, the mean over workers and the iterations that count
     staleness : of an asynchronous job: tau -> pushes
-    loads : seconds per iteration that the busiest resource of each kind is at work (`loads.loads`); no iteration
+    loads : seconds per iteration that the busiest resource of each kind is at work (`times.loads`); no iteration
         takes less than the largest of them on average
     """
 
