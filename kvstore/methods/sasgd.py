@@ -32,12 +32,13 @@ Reading: weight decay belongs to the gradient, g + wd x, so that model averaging
 Reading: rates belong to the iteration, gamma_p to the iteration in which the interval ends. A given gamma_p moves the
 global weights, so it follows the trainer's schedule, by the same factors; a gamma of its own may follow another.
 Reading: an interval knows nothing of epochs; one that an epoch or a checkpoint cuts goes on afterwards. The global
-weights meanwhile are what the interval would end with: x' - gamma_p allreduce(g_s).
+weights meanwhile are what the interval would end with at its newest rates: x' - gamma_p allreduce(g_s).
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, with an interval cut short: no step is
 lost. gamma_p = gamma / M follows the number of workers; a given gamma_p stays, times lr_scaling.
 """
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import Array, Replicated
@@ -51,15 +52,18 @@ class SparseAggregation(Worker):
     local_optimizer: Update
     arrays = {"x": "this worker's weights", "x_shared": "weights at the start of the interval",
               "accumulated": "gradients of this interval"}
-    facts = ("lr_given",)
+    facts = ("lr_given", "rates")
     returned = "x"
+    rates: List[float]  # of the newest iteration: lr, and lr_local; parameter groups have their own
 
     def start(self, w: Array) -> None:
         self.x, self.x_shared = w.copy(), w.copy()                                  # x' <- x
         self.accumulated = w.zeros_like()                                           # g_s <- 0
+        self.rates = [0.0, 0.0]
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """One local step, then, every T of them, the aggregation."""
+        self.rates = [step.lr, step.lr_local]
         g = grad + self.wd * self.x if self.wd else grad
         self.local_optimizer(self.x, g, step.lr_local)                              # x <- x - gamma g
         self.local_optimizer.accrue(self.accumulated, g)                            # g_s <- g_s + g
@@ -89,7 +93,9 @@ class SparseAggregation(Worker):
         """All workers ask together: it is an aggregation that leaves the interval as it is."""
         if step.t % self.options.T == 0:
             return self.x_shared
-        return self.aggregate(step, self.local_optimizer.trial, self.x.zeros_like())
+        lr, lr_local = self.rates
+        newest = dataclasses.replace(step, lr=lr, lr_local=lr_local)
+        return self.aggregate(newest, self.local_optimizer.trial, self.x.zeros_like())
 
 
 class SASGD(Method):

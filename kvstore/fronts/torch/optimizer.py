@@ -165,14 +165,14 @@ class Optimizer(torch.optim.Optimizer):
         self.store.mean_gradients()
 
     def sum_overflows(self, mine: float) -> float:
-        """Over the workers, of what a scaler has found before `step`. Collective; waits. In an asynchronous job each
-        worker skips by itself.
+        """Over the workers, of what a scaler has found before `step`. Collective; waits. In an asynchronous job, and
+        where weights travel, each worker skips by itself.
         """
         if self._arrivals is not None and self._arrivals.left:
             raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
                               "pass under `with optimizer.no_sync():`")
         self.store.let_change()
-        if self.store.session.method.asynchronous:
+        if self.store.session.method.asynchronous or self.store.takes_weights:
             return mine
         return float(self.store.sum_within(np.array([mine]))[0])
 
@@ -438,13 +438,14 @@ class Optimizer(torch.optim.Optimizer):
 
 class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
     """``torch.amp.GradScaler`` for an `Optimizer`: an overflow on one worker is one on all of them, so that all skip
-    the step, and their scales stay equal; with an asynchronous store each skips its own. The backward pass runs under
+    the step, and their scales stay equal; with an asynchronous store, and where weights travel, each skips its own. The
+    backward pass runs under
     `no_sync`, since gradients leave unscaled.
     """
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """As PyTorch's; collective."""
-        optimizer._step_supports_amp_scaling = False  # this one skips
+        optimizer._step_supports_amp_scaling = optimizer.store.takes_weights  # else this one skips
         return super().step(optimizer, *args, **kwargs)
 
     def unscale_(self, optimizer: Optimizer) -> None:

@@ -11,8 +11,10 @@ import torch
 
 from kvstore.errors import ConfigError
 from kvstore.fronts.base import warn_once
+from kvstore.fronts.torch.lanes import held
 from kvstore.fronts.torch.optimizer import Optimizer
 from kvstore.fronts.torch.store import TorchStore
+from kvstore.messages.finite import skips
 
 
 class Stepping(Optimizer):
@@ -36,9 +38,10 @@ class Stepping(Optimizer):
         self.store.begin()
         loss = None
         stale = self.store.session.first_of_joiner(self.store.iteration + 1)
-        if not self._overflowed() and not stale:  # else it takes part without a step
+        idle = self._overflowed() or stale or (closure is None and self._skips())
+        if not idle:  # else it takes part without a step
             with self._given_steps():
-                loss = self._given.step() if closure is None else self._given.step(closure)
+                loss = self._given.step() if closure is None else self._given.step(self._sound(closure))
         self.store.stepped()
         return loss
 
@@ -60,6 +63,26 @@ class Stepping(Optimizer):
                 for tensor in group["params"]:
                     if tensor.grad is not None:
                         tensor.grad.div_(scale)
+        return False
+
+    def _sound(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, after which there are no gradients if they are to be skipped."""
+        def call() -> Any:
+            loss = closure()
+            if self._skips():
+                self._given.zero_grad()
+            return loss
+        return call
+
+    def _skips(self) -> bool:
+        """With on_nan `skip`: whether a gradient is not finite, which would stay in the optimizer's state for good."""
+        if self.store.options.on_nan == "skip":
+            for name, one in self.store._trained.items():
+                grad = one.parameter.grad
+                floats = grad.coalesce().values() if grad is not None and grad.is_sparse else grad
+                if floats is not None and not torch.isfinite(held(floats)).all():
+                    where = f"worker {self.store.rank}, iteration {self.store.iteration + 1}"
+                    return skips(where, [(name, floats.numel())], self.store._numbers(floats).reshape(-1))
         return False
 
     @staticmethod

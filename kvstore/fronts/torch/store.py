@@ -439,13 +439,14 @@ class TorchStore(FrontEnd):
         return f"worker {torch.distributed.get_rank() if torch.distributed.is_initialized() else self.rank}"
 
     def _buffers(self) -> Dict[str, torch.Tensor]:
-        """Of real numbers. A module may have put another tensor in a buffer's place; one of another shape is its own
-        matter.
+        """Of real numbers, but for codes of one byte (float8), which have no mean. A module may have put another tensor
+        in a buffer's place; one of another shape is its own matter.
         """
         now = self._now()
         return {name: now[name] if name in now and now[name].shape == tensor.shape else tensor
                 for name, tensor in self._tensors.items()
-                if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()}
+                if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()
+                and tensor.element_size() > 1}
 
     def _aux(self) -> Dict[str, List[torch.Tensor]]:
         return {name: [tensor.detach().clone()] for name, tensor in self._buffers().items()}

@@ -1,6 +1,7 @@
 """`odsgd.torch.Optimizer` in one process: beside torch.optim alone, and between workers that take turns."""
 import contextlib
 import copy
+import functools
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
 
@@ -328,6 +329,37 @@ def test_a_group_with_the_rate_0_stands_still_whatever_the_local_rate() -> None:
         return list(net.weight.flatten().tolist())
 
     assert Stage(1).run(run) == [[1.0, 1.0]]
+
+
+def test_within_an_interval_global_weights_are_at_the_rates_of_each_group() -> None:
+    """`sasgd` with T = 4, three steps with the same data on both workers; a resumed run says the same at once."""
+    def run(transport: Any, saved: Any = None) -> Any:
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+        optimizer = Optimizer(optim.SGD([{"params": one.parameters()} for one in net], 0.1), net,
+                              create("sasgd", transport, T=4))
+        begun = state_of(net)
+        if saved is None:
+            optimizer.param_groups[0]["lr"] = 0.0
+            for x in batches(0, 3):
+                optimizer.zero_grad()
+                net(x.flatten(0, 2)[:, :3]).square().sum().mul(1e-2).backward()
+                optimizer.step()
+        else:
+            optimizer.load_state_dict(saved[transport.worker_rank])
+            optimizer.store.begin()
+        optimizer.synchronize()
+        own, state = state_of(net), copy.deepcopy(optimizer.state_dict())
+        with optimizer.store.global_weights():
+            return begun, own, state_of(net), state
+
+    stage, other = Stage(2, timeout_s=60), Stage(2, timeout_s=60)
+    first = stage.run(run, stage.ring_worker)
+    again = other.run(functools.partial(run, saved=[one[-1] for one in first]), other.ring_worker)
+    for begun, own, shown, _ in (*first, *again):
+        assert [name for name in own if np.array_equal(own[name], begun[name])] == ["0.weight", "0.bias"]
+        for name, array in own.items():
+            np.testing.assert_allclose(shown[name], array, 1e-6, atol=1e-7, err_msg=name)
 
 
 def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_they_share_weights() -> None:
@@ -792,6 +824,19 @@ def test_a_step_inside_global_weights_is_an_error(name: str) -> None:
             train(net, optimizer, [torch.ones(3)])
 
     Stage(1).run(run)
+
+
+def test_a_buffer_of_one_byte_is_worker_0s_and_has_no_mean() -> None:
+    def run(transport: Any) -> Any:
+        net = Linear()
+        net.register_buffer("codes", torch.full((3,), 1.0 + transport.worker_rank).to(torch.float8_e4m3fn))
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport))
+        train(net, optimizer, batches(0, 2))
+        with optimizer.store.global_weights():
+            assert not any("codes" in name for name in optimizer.state_dict()["store"]["worker"]["arrays"])
+            return net.codes.float().tolist()
+
+    assert Stage(2, timeout_s=60).run(run) == [[1.0] * 3] * 2
 
 
 @pytest.mark.parametrize("workers", [2, 3])
