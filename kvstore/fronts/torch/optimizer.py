@@ -439,8 +439,7 @@ class Optimizer(torch.optim.Optimizer):
 class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
     """``torch.amp.GradScaler`` for an `Optimizer`: an overflow on one worker is one on all of them, so that all skip
     the step, and their scales stay equal; with an asynchronous store, and where weights travel, each skips its own. The
-    backward pass runs under
-    `no_sync`, since gradients leave unscaled.
+    backward pass runs under `no_sync`, since gradients leave unscaled.
     """
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
