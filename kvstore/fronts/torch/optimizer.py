@@ -165,14 +165,14 @@ class Optimizer(torch.optim.Optimizer):
         self.store.mean_gradients()
 
     def sum_overflows(self, mine: float) -> float:
-        """Over the workers, of what a scaler has found before `step`. Collective; waits. In an asynchronous job, and
-        where weights travel, each worker skips by itself.
+        """Over the workers, of what a scaler has found before `step`. Collective; waits. In an asynchronous job each
+        worker skips by itself.
         """
         if self._arrivals is not None and self._arrivals.left:
             raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
                               "pass under `with optimizer.no_sync():`")
         self.store.let_change()
-        if self.store.session.method.asynchronous or self.store.takes_weights:
+        if self.store.session.method.asynchronous:
             return mine
         return float(self.store.sum_within(np.array([mine]))[0])
 
@@ -438,17 +438,18 @@ class Optimizer(torch.optim.Optimizer):
 
 class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
     """``torch.amp.GradScaler`` for an `Optimizer`: an overflow on one worker is one on all of them, so that all skip
-    the step, and their scales stay equal; with an asynchronous store, and where weights travel, each skips its own. The
-    backward pass runs under `no_sync`, since gradients leave unscaled.
+    the step, and their scales stay equal; with an asynchronous store each skips its own, and where weights travel, too,
+    but after `unscale_`. The backward pass runs under `no_sync`, since gradients leave unscaled.
     """
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """As PyTorch's; collective."""
-        optimizer._step_supports_amp_scaling = optimizer.store.takes_weights  # else this one skips
+        if self.is_enabled():
+            optimizer._step_supports_amp_scaling = optimizer.store.takes_weights  # else this one skips
         return super().step(optimizer, *args, **kwargs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """As PyTorch's; collective, and waits. `step` does it, too."""
+        """As PyTorch's; collective, and waits. `step` does it, too, where gradients travel."""
         super().unscale_(optimizer)
         if self.is_enabled():
             found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()

@@ -5,7 +5,7 @@
                         exchanges what the parameters hold, and they hold what comes of it when the call returns
 """
 import contextlib
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 
@@ -38,10 +38,12 @@ class Stepping(Optimizer):
         self.store.begin()
         loss = None
         stale = self.store.session.first_of_joiner(self.store.iteration + 1)
-        idle = self._overflowed() or stale or (closure is None and self._skips())
-        if not idle:  # else it takes part without a step
-            with self._given_steps():
-                loss = self._given.step() if closure is None else self._given.step(self._sound(closure))
+        if not self._overflowed() and not stale:  # else it takes part without a step
+            if closure is not None and self.store.options.on_nan == "skip":
+                loss, closure = _evaluated(closure)
+            if not self._skips():
+                with self._given_steps():
+                    loss = self._given.step() if closure is None else self._given.step(closure)
         self.store.stepped()
         return loss
 
@@ -65,25 +67,36 @@ class Stepping(Optimizer):
                         tensor.grad.div_(scale)
         return False
 
-    def _sound(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, after which there are no gradients if they are to be skipped."""
-        def call() -> Any:
-            loss = closure()
-            if self._skips():
-                self._given.zero_grad()
-            return loss
-        return call
-
     def _skips(self) -> bool:
-        """With on_nan `skip`: whether a gradient is not finite, which would stay in the optimizer's state for good."""
-        if self.store.options.on_nan == "skip":
-            for name, one in self.store._trained.items():
-                grad = one.parameter.grad
-                floats = grad.coalesce().values() if grad is not None and grad.is_sparse else grad
-                if floats is not None and not torch.isfinite(held(floats)).all():
-                    where = f"worker {self.store.rank}, iteration {self.store.iteration + 1}"
-                    return skips(where, [(name, floats.numel())], self.store._numbers(floats).reshape(-1))
-        return False
+        """With on_nan `skip`: whether a gradient is not finite, which would stay in the optimizer's state for good. A
+        GradScaler has looked already. Collective in an island of FSDP2, whose ranks step together.
+        """
+        if self.store.options.on_nan != "skip" or getattr(self, "found_inf", None) is not None:
+            return False
+        wrong = next(self._not_finite(), None)
+        if wrong is not None:
+            name, floats = wrong
+            skips(f"worker {self.store.rank}, iteration {self.store.iteration + 1}", [(name, floats.numel())],
+                  self.store._numbers(floats).reshape(-1))
+        return self._in_island(wrong is not None)
+
+    def _not_finite(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        for name, one in self.store._trained.items():
+            grad = one.parameter.grad
+            if grad is not None:
+                floats = held(grad.coalesce().values() if grad.is_sparse else grad)
+                if not torch.isfinite(floats).all():
+                    yield name, floats
+
+    def _in_island(self, found: bool) -> bool:
+        """Whether any rank of this island has found it."""
+        parameters = (one.parameter for one in self.store._trained.values())
+        for mesh in dict.fromkeys(one.device_mesh for one in parameters if hasattr(one, "device_mesh")):
+            for group in mesh.get_all_groups():
+                flag = torch.tensor(float(found), device=mesh.device_type)
+                torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group)
+                found = bool(flag)
+        return found
 
     @staticmethod
     def _translated(optimizer: torch.optim.Optimizer) -> Any:
@@ -114,3 +127,11 @@ class Stepping(Optimizer):
                           "store and a new od.Optimizer")
 
         self._hooks.append(root.register_load_state_dict_post_hook(loaded))
+
+
+def _evaluated(closure: Callable[[], Any]) -> Tuple[Any, Callable[[], Any]]:
+    """What a closure returns now, and a closure that begins with this evaluation."""
+    with torch.enable_grad():
+        loss = closure()
+    first = [loss]
+    return loss, lambda: first.pop() if first else closure()

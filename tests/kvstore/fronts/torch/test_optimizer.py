@@ -826,7 +826,7 @@ def test_a_step_inside_global_weights_is_an_error(name: str) -> None:
     Stage(1).run(run)
 
 
-def test_a_buffer_of_one_byte_is_worker_0s_and_has_no_mean() -> None:
+def test_a_buffer_of_one_byte_begins_as_worker_0s_and_has_no_mean() -> None:
     def run(transport: Any) -> Any:
         net = Linear()
         net.register_buffer("codes", torch.full((3,), 1.0 + transport.worker_rank).to(torch.float8_e4m3fn))

@@ -1,6 +1,7 @@
 """Where the method takes weights, the script's own optimizer steps: any of PyTorch's, alone between two exchanges."""
 import copy
 import functools
+import itertools
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -12,6 +13,7 @@ from kvstore.errors import ConfigError, ProtocolError  # noqa: E402
 from kvstore.fronts import base  # noqa: E402
 from kvstore.fronts.torch.optimizer import GradScaler, Optimizer  # noqa: E402
 from kvstore.fronts.torch.store import create  # noqa: E402
+from kvstore.messages import finite  # noqa: E402
 from kvstore.transports.in_process import Stage  # noqa: E402
 from tests import paper  # noqa: E402
 
@@ -251,17 +253,17 @@ def test_an_overflow_of_one_worker_leaves_its_own_step_out_and_no_round() -> Non
     np.testing.assert_array_equal(one[1], other[1])
 
 
-@pytest.mark.parametrize("scaler_of", [torch.amp.GradScaler, GradScaler])
-@pytest.mark.parametrize("unscales", [False, True])
-def test_a_scaler_skips_steps_of_one_worker_without_asking_the_others(scaler_of: Any, unscales: bool) -> None:
-    """On worker 0 the second step of six overflows: a round later all have the same weights, and no sum was made."""
+@pytest.mark.parametrize("scaler_of, way, alone", [
+    (torch.amp.GradScaler, "step", True), (torch.amp.GradScaler, "unscale", True), (GradScaler, "step", True),
+    (GradScaler, "unscale", False), (GradScaler, "clip the mean", False)])
+def test_a_scaler_skips_the_step_of_one_worker_or_after_unscale_of_all(scaler_of: Any, way: str, alone: bool) -> None:
+    """On worker 0 the second step of six overflows; nobody is asked where it skips alone."""
     def train(transport: Any) -> Any:
         net = model()
         optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, create("diloco", transport, **OUTER))
-        scaler = scaler_of("cpu", init_scale=4.0)
+        scaler, total = scaler_of("cpu", init_scale=4.0), transport.total
         path: List[bool] = []
         sums: List[int] = []
-        total = transport.total
         transport.total = lambda array: sums.append(len(path)) or total(array)
         for t in range(6):
             optimizer.zero_grad()
@@ -270,44 +272,63 @@ def test_a_scaler_skips_steps_of_one_worker_without_asking_the_others(scaler_of:
             if t == 1 and transport.worker_rank == 0:
                 net[0].weight.grad[0, 0] = float("inf")
             before = flat(net)
-            if unscales:
+            if way != "step":
                 scaler.unscale_(optimizer)
+            if way == "clip the mean":
+                optimizer.synchronize_grads()
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
             path.append(np.array_equal(flat(net), before))
         return path, flat(net), scaler.get_scale(), sums
 
     one, other = Stage(2, timeout_s=60).run(train)
-    assert one[0] == [t == 1 for t in range(6)] and not any(other[0])
-    assert (one[2], other[2]) == (2.0, 4.0)
-    assert set(one[3] + other[3]) <= {0}  # when the workers meet for the first time
+    second = [t == 1 for t in range(6)]
+    assert (one[0], other[0]) == (second, [False] * 6 if alone else second)
+    assert (one[2], other[2]) == (2.0, 4.0 if alone else 2.0)
+    assert not alone or set(one[3] + other[3]) <= {0}  # when the workers meet for the first time
     np.testing.assert_array_equal(one[1], other[1])
     assert np.isfinite(one[1]).all()
 
 
+def test_a_scaler_that_is_not_enabled_takes_any_optimizer() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.sum().backward()
+    GradScaler("cpu", enabled=False).step(torch.optim.SGD([weight], lr=0.5))
+    assert weight.item() == 0.5
+
+
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_gradient_that_is_not_finite_is_no_inner_step_with_on_nan_skip(closes: bool, capfd: Any) -> None:
+def test_a_gradient_that_is_not_finite_is_no_inner_step_with_on_nan_skip(closes: bool, capfd: Any,
+                                                                               monkeypatch: Any) -> None:
     """Else Adam keeps it in its state, and all later rounds of the worker are left out."""
+    monkeypatch.setattr(finite, "_lines", itertools.count(1))
+
     def train(transport: Any, bad: bool) -> Any:
         net = model()
         optimizer = Optimizer(torch.optim.Adam(net.parameters(), lr=0.01), net,
                               create("diloco", transport, on_nan="skip", **OUTER))
         for t in range(6):
             closure = functools.partial(backward, net, optimizer, transport.worker_rank, t, bad)
-            if not closes:
+            if closes:
+                assert np.isnan(optimizer.step(closure)) == (bad and (transport.worker_rank, t) == (1, 1))
+            else:
                 closure()
-            optimizer.step(closure if closes else None)
+                optimizer.step()
         return flat(net)
 
-    def backward(net: Any, optimizer: Any, m: int, t: int, bad: bool) -> None:
+    def backward(net: Any, optimizer: Any, m: int, t: int, bad: bool) -> float:
         optimizer.zero_grad()
         x, y = batch(m, t)
+        loss = ((net(x) - y) ** 2).mean().mul(float("nan") if bad and (m, t) == (1, 1) else 1.0)
         if (m, t) != (1, 1) or bad:
-            ((net(x) - y) ** 2).mean().mul(float("nan") if (m, t) == (1, 1) else 1.0).backward()
+            loss.backward()
+        return loss.item()
 
     left_out, expected = (Stage(2, timeout_s=60).run(functools.partial(train, bad=bad)) for bad in (True, False))
     for one in (*left_out, expected[1]):
         np.testing.assert_array_equal(one, expected[0])
+    assert not np.array_equal(expected[0], flat(model()))
     told = capfd.readouterr().err
     assert told.count("worker 1, iteration 2: ") == 1 and "0.weight" in told and "are skipped" in told
 
