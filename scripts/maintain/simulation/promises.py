@@ -417,13 +417,13 @@ def tells_its_own_end(result: Result) -> Iterator[str]:
 
 def blames_no_freeze(result: Result) -> Iterator[str]:
     """When all processes of a job stand still at once, or those of a host for less than --hang-timeout, and go on,
-    none is blamed; but on a ring, or when a host did, for its own deadline, as MPI's search for others."""
+    none is blamed; but on a ring, or when a host did, for its own deadline, as MPI's search for others, or ssh's."""
     hit, job = result.only_hit, result.job
     if hit is None or hit.kind != "freeze" or (hit.victim != "all" and hit.lasts_s > job.hang_timeout_s - 2.0):
         return
     for text in result.texts():
         blamed = FAILED.match(text) or LOST.match(text) or "every process has answered" in text
-        own = text.endswith(OWN_DEADLINES) and (hit.victim != "all" or not job.num_servers)
+        own = text.endswith((*OWN_DEADLINES, "Connection timed out")) and (hit.victim != "all" or not job.num_servers)
         if blamed and hit.lasts_s < job.startup_timeout_s and not own:
             yield f"{hit.victim} stood still for {hit.lasts_s:g} s: {text}"
 
