@@ -36,8 +36,7 @@ weights meanwhile are what the interval would end with at its newest rates: x' -
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, with an interval cut short: no step is
 lost. gamma_p = gamma / M follows the number of workers; a given gamma_p stays, times lr_scaling.
 """
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
@@ -94,8 +93,7 @@ class SparseAggregation(Worker):
         if step.t % self.options.T == 0:
             return self.x_shared
         lr, lr_local = self.rates
-        newest = dataclasses.replace(step, lr=lr, lr_local=lr_local)
-        return self.aggregate(newest, self.local_optimizer.trial, self.x.zeros_like())
+        return self.aggregate(replace(step, lr=lr, lr_local=lr_local), self.local_optimizer.trial, self.x.zeros_like())
 
 
 class SASGD(Method):

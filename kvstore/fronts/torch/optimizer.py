@@ -443,7 +443,7 @@ class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
     """
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """As PyTorch's; collective."""
+        """As PyTorch's; collective, unless each skips its own."""
         if self.is_enabled():
             optimizer._step_supports_amp_scaling = optimizer.store.takes_weights  # else this one skips
         return super().step(optimizer, *args, **kwargs)
