@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any, List, Tuple
 
@@ -129,13 +130,23 @@ def test_a_look_that_fails_once_does_not_make_a_wait_overdue() -> None:
 
 
 def test_a_process_that_was_stopped_puts_its_deadlines_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a time of its own: the first sleep of the thread lasts 100 s, as of one that was stopped."""
+    """In a time of its own: the first sleep of the thread lasts 100 s, as of one that was stopped.
+
+    The threads that earlier tests left behind keep the clock of the machine: their sleeps would move this one.
+    """
     now, overdue = [0.0], threading.Event()
+    others = set(threading.enumerate()) - {threading.current_thread()}
+
+    def monotonic() -> float:
+        return time.monotonic() if threading.current_thread() in others else now[0]
 
     def sleep(seconds: float) -> None:
-        now[0] += seconds if now[0] else 100.0 + seconds
+        if threading.current_thread() in others:
+            time.sleep(seconds)
+        else:
+            now[0] += seconds if now[0] else 100.0 + seconds
 
-    monkeypatch.setattr(deadlines_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(deadlines_module, "time", SimpleNamespace(monotonic=monotonic, sleep=sleep))
     found_at: List[float] = []  # since its time goes on
 
     def find(message: str) -> None:
