@@ -423,7 +423,8 @@ def blames_no_freeze(result: Result) -> Iterator[str]:
         return
     for text in result.texts():
         blamed = FAILED.match(text) or LOST.match(text) or "every process has answered" in text
-        own = text.endswith((*OWN_DEADLINES, "Connection timed out")) and (hit.victim != "all" or not job.num_servers)
+        why = text.partition("; the job goes on")[0]
+        own = why.endswith((*OWN_DEADLINES, "Connection timed out")) and (hit.victim != "all" or not job.num_servers)
         if blamed and hit.lasts_s < job.startup_timeout_s and not own:
             yield f"{hit.victim} stood still for {hit.lasts_s:g} s: {text}"
 
