@@ -15,12 +15,23 @@ ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "
         "epochs": "epoch", "momentum_local": "mom-local"}
 """Options with a second flag: a word for a paper's letter, or the word of the OD-SGD authors' scripts."""
 
-ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc", "--ntasks"),
-                             "-n, the number of workers"),
-             **dict.fromkeys(("--nnodes", "--hosts", "--host-file", "--machinefile"), "-H FILE, a line for each host"),
-             "--master-addr": "--host-ip", "--master-port": "--port", "--rdzv-endpoint": "--host-ip and --port",
-             "--cluster": "--launcher", "--network-interface": "--host-ip, an address in that network"}
-"""Flags of torchrun, mpirun, horovodrun, srun and dmlc's tracker, and what `odsgd launch` has for them."""
+ELSEWHERE = {
+    "odsgd launch": {
+        **dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc", "--ntasks", "--worker", "--workers"),
+                        "-n, the number of workers"),
+        **dict.fromkeys(("--server", "--servers"), "-s, the number of servers"),
+        **dict.fromkeys(("--nnodes", "--hosts", "--host-file", "--machinefile"), "-H FILE, a line for each host"),
+        "--master-addr": "--host-ip", "--master-port": "--port", "--rdzv-endpoint": "--host-ip and --port",
+        "--cluster": "--launcher", "--network-interface": "--host-ip, an address in that network"},
+    "odsgd train": {
+        "--learning-rate": "--lr", "--weight-decay": "--wd", "--mom": "--momentum", "--warmup-epochs": "--lr-warmup",
+        "--local-optimizer": "--optimizer-local", "--network": "--model", "--disp-batches": "--log-interval",
+        "--fp16": "--dtype float16", "--device": "--num-gpus or --num-cpus",
+        **dict.fromkeys(("--data-path", "--rec-train", "--rec-val"), "--data-dir, a folder"),
+        **dict.fromkeys(("--model-dir", "--output-dir", "--save-dir", "--logging-dir"), "--out, a folder"),
+        **dict.fromkeys(("--save-frequency", "--checkpoint-interval"), "--checkpoint-every, in iterations")}}
+"""Flags of torchrun, mpirun, horovodrun, srun and dmlc's tracker, of the training scripts of MXNet, GluonCV and
+PyTorch, and what the command has for them."""
 
 LIKE = 0.6
 """A flag that is at least this like the given one, from 0 to 1, is suggested."""
@@ -172,8 +183,9 @@ def _unknown_flag(argument: str, parser: Parser) -> ConfigError:
         "odsgd launch": map(flag_of, launch.fields().values()),
         "odsgd train": map(flag_of, train.option_fields().values()), program: parser._option_string_actions}
     flag = argument.partition("=")[0]
-    if program == "odsgd launch" and flag in ELSEWHERE:
-        return ConfigError(f"unknown option `{flag}`: here it is {ELSEWHERE[flag]}. `{program} --help` lists all")
+    here = ELSEWHERE.get(program, {}).get(flag)
+    if here:
+        return ConfigError(f"unknown option `{flag}`: here it is {here}. `{program} --help` lists all")
     alike, own, one, command = max((_likeness(flag, one), command == program, one, command)
                                    for command, its in flags.items() for one in its)
     hint = ("." if alike < LIKE else f": it is an option of `{command}`." if alike == 1 else

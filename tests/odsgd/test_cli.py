@@ -67,6 +67,8 @@ def test_a_wrong_option_is_one_line_and_exit_code_64(capsys: pytest.CaptureFixtu
     (["report", "runs", "--tabel"], "odsgd report: unknown option `--tabel`; did you mean `--table`?"),
     (["launch", "--nproc_per_node", "2"], "odsgd launch: unknown option `--nproc-per-node`: here it is -n, the number"),
     (["launch", "--cluster", "ssh"], "odsgd launch: unknown option `--cluster`: here it is --launcher."),
+    (["launch", "--servers=2"], "odsgd launch: unknown option `--servers`: here it is -s, the number of servers."),
+    (["train", "--learning_rate", "1"], "odsgd train: unknown option `--learning-rate`: here it is --lr."),
     (["train", "--dataset", "digits", "--epochs", "1"],
      "odsgd train: `odsgd` needs a job of workers and servers. To start one here: `odsgd launch -n 2 -s 1 odsgd train "
      "--dataset digits --epochs 1`"),
