@@ -166,9 +166,10 @@ class Link:
 
     def carry(self, arrive: Callable[[], None]) -> None:
         """Have something arrive at the other end, when the link carries it."""
-        self.world.after(self.slow_s * (0.5 + self.world.random.random()), lambda: self._deliver(arrive))
+        self.world.after(self.slow_s * (0.5 + self.world.random.random()), lambda: self.deliver(arrive))
 
-    def _deliver(self, arrive: Callable[[], None]) -> None:
+    def deliver(self, arrive: Callable[[], None]) -> None:
+        """It has come to the other end, or to where the link is cut."""
         if self.cut:
             self.waiting.append(arrive)
         else:

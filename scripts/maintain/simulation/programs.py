@@ -12,7 +12,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tu
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, KVStoreError
 from scripts.maintain.simulation import stdlib
-from scripts.maintain.simulation.files import File, Way
+from scripts.maintain.simulation.files import File, Link, Way
 from scripts.maintain.simulation.loader import Image
 from scripts.maintain.simulation.processes import Popen
 from scripts.maintain.simulation.system import Host, Process, World
@@ -101,25 +101,29 @@ class Fabric:
         self.world = world
         self.nodes: Dict[str, Process] = {}
         self.before: Dict[str, Process] = {}  # those in whose place others have joined
-        self.boxes: Dict[str, Box] = collections.defaultdict(Box)
+        self.early: Dict[str, List[Tuple[Process, Tuple[Any, ...]]]] = collections.defaultdict(list)
 
     def add(self, name: str, process: Process) -> Box:
+        """It binds; who has called before tries again."""
         if name in self.nodes:
-            self.before[name], self.boxes[name] = self.nodes[name], Box()
-        self.nodes[name], box = process, self.boxes[name]
-        process.data["box"] = box
-        box.changed()
+            self.before[name] = self.nodes[name]
+        self.nodes[name] = process
+        box = process.data["box"] = Box()
+        for source, message in self.early.pop(name, ()):
+            self.link(source, process).deliver(functools.partial(self.arrive, process, message))
         return box
+
+    def link(self, source: Process, target: Process) -> Link:
+        return self.world.link(f"data {source.host.name}", f"data {target.host.name}")
 
     def send(self, source: Process, to: str, *message: Any) -> None:
         if to in self.nodes:
             self.carry(source, self.nodes[to], message)
         else:
-            self.boxes[to].items.append(message)  # it binds later, and its callers try again
+            self.early[to].append((source, message))
 
     def carry(self, source: Process, target: Process, message: Tuple[Any, ...]) -> None:
-        link = self.world.link(f"data {source.host.name}", f"data {target.host.name}")
-        link.carry(lambda: self.arrive(target, message))
+        self.link(source, target).carry(lambda: self.arrive(target, message))
 
     @staticmethod
     def arrive(target: Process, message: Tuple[Any, ...]) -> None:
