@@ -90,9 +90,13 @@ def wait_all() -> None:
         _mxnets().mx.nd.waitall()
 
 
+ALONE = next(sys.getrefcount(array) for _, (array, _) in [(0, (object(), 0))])
+"""References to an array that nothing but a `CachedById` has."""
+
+
 class CachedById:
     """Keeps what `make(array, …)` has made, for at most `most` arrays. It keeps the arrays alive, too, so that an id
-    means one array.
+    means one array; those that nobody else has any more go with the next new one.
     """
 
     def __init__(self, make: Callable[..., Any], most: int) -> None:
@@ -114,8 +118,11 @@ class CachedById:
 
     def put(self, array: NDArray, made: Any) -> Any:
         """Keep `made`, in place of an older one. Returns it."""
-        if len(self._kept) >= self._most and id(array) not in self._kept:
-            self._kept.clear()
+        if id(array) not in self._kept:
+            for dead in [key for key, (one, _) in list(self._kept.items()) if sys.getrefcount(one) <= ALONE]:
+                self._kept.pop(dead, None)
+            if len(self._kept) >= self._most:
+                self._kept.clear()
         self._kept[id(array)] = array, made
         return made
 

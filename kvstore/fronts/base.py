@@ -143,8 +143,11 @@ class FrontEnd:
             {name: mine[0].size for name, mine in own.items() if mine[0].dtype.name in TRAINABLE_DTYPES},
             lambda name: np.mean(own[name], axis=0), self.session.mean)
         shared = {name: [mean.reshape(own[name][0].shape)] * len(own[name]) for name, mean in means}
-        with self.showing(Snapshot([self.session.global_weights(lane.bucket) for lane in self.lanes],
-                                   {**own, **shared})):
+        weights = [self.session.global_weights(lane.bucket) for lane in self.lanes]
+        for flat in weights:
+            flat.wait_to_read()
+        self._idle()  # who went on sooner would push before others have fetched
+        with self.showing(Snapshot(weights, {**own, **shared})):
             yield
 
     def snapshot(self) -> Snapshot:

@@ -30,8 +30,8 @@ class Deadlines:
         """`wait` (any hashable name) has begun; it is overdue after `timeout_s`."""
         now = time.monotonic()
         with self._lock:
-            self._due[wait] = (now, now + timeout_s, message)
             self._start()
+            self._due[wait] = (now, now + timeout_s, message)
 
     def follow(self, what: object, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
         """Look at `state()` now and then: not None means that something is awaited, a change that it moves on.
@@ -39,10 +39,12 @@ class Deadlines:
         It is overdue when nothing has moved for `timeout_s`. `state` runs on another thread; it must only look.
         """
         with self._lock:
-            self._followed[what] = _Followed(timeout_s, state, message)
             self._start()
+            self._followed[what] = _Followed(timeout_s, state, message)
 
     def _start(self) -> None:
+        if self._thread is not None and not self._thread.is_alive():  # a child of this process, which does not wait
+            self._due, self._followed, self._thread = {}, {}, None
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="kvstore-deadlines", daemon=True)
             self._thread.start()

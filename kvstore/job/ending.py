@@ -93,7 +93,11 @@ def end_well(leave: Callable[[], None], waits: Optional[Callable[[], bool]] = No
     if waits is not None:
         follow()
 
+    here = os.getpid()
+
     def end() -> None:
+        if os.getpid() != here:  # a child of this process, whose parent leaves the job
+            return
         if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
             die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
         if waits is not None and exit_status() and waits():

@@ -55,6 +55,9 @@ class QuorumRule(AsyncRule):
         raise NotImplementedError
 
     def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:
+        if not header.lr:  # it has no examples
+            self.skip(header, w)
+            return 0.0
         self._keep(header.worker_rank, header.lr, grad.copy(), w)
         return float(self.options.lr_outer / header.lr)
 

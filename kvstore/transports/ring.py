@@ -32,7 +32,7 @@ class MpiTransport(Transport):
 
     def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         buckets = on_ring(parameters, traffic, self._keys, self.num_workers)
-        self._views = engine.CachedById(engine.view, ARRAYS * len(buckets))
+        self._views = {bucket.id: engine.CachedById(engine.view, ARRAYS) for bucket in buckets}
         return buckets
 
     def total(self, array: np.ndarray) -> np.ndarray:
@@ -47,11 +47,11 @@ class MpiRing(MpiTransport, Ring):
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         round_ = self._rounds.ask(Round, str(bucket), self._codec, self._timeout_s)
         round_.check = self.finite_check(bucket)
-        engine.push_async(partial(self._begin, round_, array, out), [array], [out])
+        engine.push_async(partial(self._begin, round_, self._views[bucket.id], array, out), [array], [out])
         return Pending(out)
 
-    def _begin(self, round_: Round, array: NDArray, out: NDArray, done: engine.Done) -> None:
-        self._rounds.begin(round_, self._views.of(array), self._views.of(out), done)
+    def _begin(self, round_: Round, views: engine.CachedById, array: NDArray, out: NDArray, done: engine.Done) -> None:
+        self._rounds.begin(round_, views.of(array), views.of(out), done)
 
 
 _shared: List[Tuple[Rounds, Keys]] = []

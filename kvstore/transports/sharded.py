@@ -107,13 +107,15 @@ class MpiSharded(MpiTransport, Owner):
     def _ask(self, bucket: Bucket) -> Halves:
         round_ = self._rounds.ask(PartRound, str(bucket), Plain(), self._timeout_s)
         round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)
-        return partial(self._begin, round_), partial(self._resume, round_)
+        views = self._views[bucket.id]
+        return partial(self._begin, round_, views), partial(self._resume, round_, views)
 
-    def _begin(self, round_: PartRound, array: NDArray, total: NDArray, done: engine.Done) -> None:
-        mine, sums = part(round_.cuts, self.worker_rank), self._views.of(total)
-        round_.own, round_.part, round_.summed = self._views.of(array), sums[:mine.stop - mine.start], done
+    def _begin(self, round_: PartRound, views: engine.CachedById, array: NDArray, total: NDArray, done: engine.Done
+               ) -> None:
+        mine, sums = part(round_.cuts, self.worker_rank), views.of(total)
+        round_.own, round_.part, round_.summed = views.of(array), sums[:mine.stop - mine.start], done
         self._rounds.give(round_)
 
-    def _resume(self, round_: PartRound, out: NDArray, done: engine.Done) -> None:
-        round_.total, round_.over = self._views.of(out), done
+    def _resume(self, round_: PartRound, views: engine.CachedById, out: NDArray, done: engine.Done) -> None:
+        round_.total, round_.over = views.of(out), done
         self._rounds.resume(round_)

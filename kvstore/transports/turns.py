@@ -4,6 +4,7 @@ A thread yields only when it must wait, to the longest-waiting thread that can g
 several threads, and a run is repeatable. If no thread can go on, that is an error at once.
 """
 import collections
+import os
 import threading
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
@@ -17,8 +18,11 @@ from kvstore.messages.seam import Pending
 LOOKS = 60
 """Parts of the time to wait: while the process stands still (SIGSTOP, a laptop that sleeps), one of them passes."""
 
+LOGGED = 10_000
+
 _idle: List["_Thread"] = []
 """Of all stages. Threads are reused, since MXNet keeps 5 MB for each thread that ever computed."""
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 class _Thread(threading.Thread):
@@ -66,7 +70,7 @@ class Turns:
 
     def __init__(self, num_workers: int, order: Optional[Iterable[int]], timeout_s: float) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s
-        self.log: List[int] = []  # worker ranks in the order of their exchanges
+        self.log: Deque[int] = collections.deque(maxlen=LOGGED)  # worker ranks in the order of their last exchanges
         self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
         self._waiting: List[_Waiter] = []
         self._failure: Optional[BaseException] = None

@@ -12,6 +12,25 @@ from tests.integration.launching import ROOT, Launch, Word, command_line, marked
 FAULTY = os.path.join(ROOT, "tests", "faulty.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 
+FORKS = """
+import os, signal, sys
+import kvstore
+from kvstore.engine._mxnet import mx
+store = kvstore.create("ssgd")
+store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+w = mx.nd.array([4.0])
+store.broadcast("w", w, w)
+for _ in range(2):
+    store.pushpull("w", w, w)
+    store.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(100)
+        sys.exit(3)
+    assert os.waitpid(child, 0)[1] != signal.SIGALRM  # on ps-lite MXNet's own threads abort it
+print(w.asscalar())
+"""
+
 
 def start(fault: str, codec: str = "none", wire: str = "ps-lite") -> Launch:
     return Launch("-n", 2, "-s", 1, "--wire", wire, FAULTY, fault, codec, env=SERVER)
@@ -140,3 +159,11 @@ def test_a_stopped_agent_is_a_lost_host() -> None:
         assert launch.wait() == 70
     assert "lost host 127.0.0.1 (scheduler, server 0, worker 0, worker 1): its agent has not answered" in launch.said
     assert "has not confirmed" not in launch.said  # it was woken to end its processes
+
+
+@pytest.mark.parametrize("wire", ["ps-lite", "sockets"])
+def test_a_forked_child_that_ends_leaves_the_job_alone(tmp_path: Path, wire: str) -> None:
+    (tmp_path / "forks.py").write_text(FORKS)
+    with Launch("-n", 2, "-s", 1, "--wire", wire, tmp_path / "forks.py", env=SERVER) as launch:
+        assert launch.wait() == 0, launch
+    assert sorted(launch.output) == ["worker 0 | 1.0", "worker 1 | 1.0"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvstore.engine import engine, on_mxnet
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
 
 FLATS = 8  # flat arrays of a bucket whose copies from or to a device are prepared
@@ -35,6 +36,12 @@ class Keyed:
         self.parameter, self.weights = parameter, weights
         self.grads: List[NDArray] = []
         self._dense: List[NDArray] = []
+
+    def check(self, grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
+        for one, what in [*((one, "gradient") for one in grads), *((one, "array for the weights") for one in weights)]:
+            if one.size != self.parameter.size:
+                raise ConfigError(f"the {what} of {self.parameter.name} has the shape {one.shape}, expected "
+                                  f"{self.weights[0].shape}")
 
     def dense(self, grads: Sequence[NDArray]) -> List[NDArray]:
         """Row-sparse gradients, with all rows: always in the same arrays."""

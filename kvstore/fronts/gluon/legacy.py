@@ -13,6 +13,7 @@ from kvstore.messages.seam import Saved
 from kvstore.session import saving
 from kvstore.state.npz import read_npz, write_npz
 
+EXACT = 2 ** 24
 _MORE = ("which keeps more than them (versions and backups, unfinished intervals, sums in flight, weights that "
          "travelled, workers' own optimizers); use odsgd.checkpoint.keep, or `odsgd train --resume`")
 
@@ -75,13 +76,19 @@ class LegacyStore(Store):
 
     def _aggregate(self, known: Keyed, arrays: List[NDArray]) -> None:
         """The sum over devices and workers, or the mean over workers, becomes the value of the key, unless an updater
-        makes something else of it. Collective; waits.
+        makes something else of it. Sums are of single precision. Collective; waits.
         """
         self._check_usable()
         self._share()
         workers = self.num_workers if self.options.reduction == "mean" else 1
-        total = self.allreduce(sum(array.tostype("default").asnumpy() for array in arrays)) / workers
-        weight = known.weights[0]
+        mine = sum(array.tostype("default").asnumpy() for array in arrays)
+        sums, weight = self.allreduce(mine), known.weights[0]
+        for numbers in (mine, sums) if np.issubdtype(weight.dtype, np.integer) else ():
+            if np.abs(numbers.astype(np.float64)).max(initial=0) > EXACT:
+                raise ConfigError(f"push of {known.parameter.name}: sums are of single precision, which holds whole "
+                                  f"numbers up to {EXACT}, and here is a larger one; push floats if the nearest will "
+                                  "do")
+        total = sums / workers
         self._combine(known.parameter.key, mx.nd.array(total, weight.context, weight.dtype), weight)
         for array in known.weights[1:]:
             weight.copyto(array)

@@ -380,6 +380,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if grads[0].stype != "default":
             grads = known.dense(grads)
         if not _same(known.grads, grads) or not _same(known.weights, weights):
+            known.check(grads, weights)
             known.grads, known.weights = list(grads), list(weights)
             for lane in lanes:
                 lane.forget()

@@ -49,7 +49,8 @@ class Courier:
         connection.settimeout(None)
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._outgoing: queue.SimpleQueue[Tuple[bytes, memoryview]] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[Optional[Tuple[bytes, memoryview]]] = queue.SimpleQueue()
+        self._at_work = ["sends", "receives"]
         for work in (self._send, self._receive):
             threading.Thread(target=self._guarded, args=(work,), name="kvstore-courier", daemon=True).start()
 
@@ -67,10 +68,17 @@ class Courier:
             ending.die(str(error), EXIT_FAILURE)
         except BaseException:
             ending.die(traceback.format_exc(), EXIT_FAILURE)
+        finally:
+            self._outgoing.put(None)  # the thread that sends ends with the one that receives
+            self._at_work.pop()
+            if not self._at_work:
+                self._connection.close()
 
     def _send(self) -> None:
         while True:
-            parts: List[Any] = [*self._outgoing.get()]
+            parts: List[Any] = [*(self._outgoing.get() or ())]
+            if not parts:
+                return
             while parts:
                 try:
                     sent = self._connection.sendmsg(parts)

@@ -83,6 +83,16 @@ def test_of_arrays_that_are_others_every_time_few_are_kept_alive() -> None:
     assert views.of(arrays[-1]) is views.of(arrays[-1]) and views.get(arrays[0]) is None
 
 
+def test_an_array_that_nobody_else_has_goes_with_the_next_new_one() -> None:
+    """As those of a method that makes an array for each exchange, beside those that come again."""
+    again, views = [mx.nd.zeros(5) for _ in range(3)], engine.CachedById(engine.view, 8)
+    kept = [views.of(array) for array in again]
+    for _ in range(100):
+        views.of(mx.nd.zeros(5))
+        assert len(views) <= len(again) + 1
+    assert all(views.of(array) is view for array, view in zip(again, kept))
+
+
 @pytest.mark.parametrize("start_child", ["fork", "subprocess"])
 def test_a_child_starts_while_an_operation_is_under_way(start_child: str) -> None:
     """MXNet waits for it inside the fork, with Python's lock held, unless somebody has waited before."""

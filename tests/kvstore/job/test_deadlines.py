@@ -28,6 +28,30 @@ threading.Event().wait()
 """
 
 
+CHILD = """
+import os, threading
+from kvstore.job.deadlines import deadlines
+from kvstore.transports.in_process import Stage
+
+def job():
+    return Stage(2).run(lambda transport: transport.worker_rank)
+
+deadlines.begin("the parent's", 1000, "not this one")
+assert job() == [0, 1]
+child = os.fork()
+if not child:
+    assert job() == [0, 1]
+    deadlines.begin("the child's", 0.5, "this one")
+    threading.Event().wait()
+print(os.WEXITSTATUS(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_was_forked_has_deadlines_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert (done.stdout, done.returncode) == (f"{EXIT_DEADLINE}\n", 0) and "this one" in done.stderr
+
+
 @pytest.mark.parametrize("fill", ["report", "stderr"])
 def test_a_deadline_ends_a_process_whose_agent_reads_no_more(fill: str) -> None:
     agents = [os.pipe(), os.pipe()]  # as of one that is stopped: it has the other ends and does not look at them

@@ -95,6 +95,13 @@ def test_a_round_stays_open_until_one_of_it_asks_and_who_has_seen_more_counts_mo
     assert rule.log == [[[], [1]], [[0, 2], [2, 0]], [[1], [1]]]
 
 
+def test_what_is_sent_without_an_example_counts_nothing() -> None:
+    rule, w = syncer(2, merge="mean"), np.zeros(1, np.float32)
+    sends(rule, 0, 4, w, counts=0)
+    sends(rule, 1, 8, w)
+    assert rule.end_round(0, w) and rule.version == 1 and float(w[0]) == -8
+
+
 def test_only_a_quorum_of_all_is_waited_for_and_the_lost_are_not(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)

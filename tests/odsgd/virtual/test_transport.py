@@ -32,7 +32,7 @@ def trained(store: str, iterations: int = 12, options: Any = None, **cluster: An
 
     ring = scenario.options.pop("transport", methods.find(store).transports[0]) == "ring"
     results = stage.run(run, stage.ring_worker if ring else stage.worker)
-    return np.array([path for path, _ in results]), stage.log, results[0][1]
+    return np.array([path for path, _ in results]), list(stage.log), results[0][1]
 
 
 class Asks(Worker):

@@ -52,6 +52,13 @@ def test_two_workers_on_a_quadratic_follow_the_hand_computed_path() -> None:
     assert path("delayed", (0, 2), 3) == [[2.5, 1.0, 0.25]] * 2
 
 
+@pytest.mark.parametrize("name, options", [("asgd", {}), ("downpour", {}), ("easgd", {"T": 1})])
+def test_all_workers_of_an_asynchronous_store_see_the_same_global_weights(name: str, options: Dict[str, Any]) -> None:
+    """Worker 0 would go on to its next push before the other has fetched."""
+    first, second = path(name, (0, 2), 6, **options)
+    assert first == second
+
+
 def elastic_path(name: str, targets: Sequence[float], iterations: int, **options: Any) -> List[List[float]]:
     """As `path`, by turns: the weights that each worker takes its next gradient at, and the centre at the end."""
     cluster = Stage(len(targets), list(range(len(targets))) * iterations)
@@ -152,6 +159,16 @@ def test_a_parameter_handed_in_twice_in_an_iteration_is_an_error() -> None:
     store.pushpull("a", arrays["a"], arrays["a"])
     with pytest.raises(ProtocolError, match="parameter a was handed in twice in iteration 0"):
         store.pushpull("a", arrays["a"], arrays["a"])
+
+
+@pytest.mark.parametrize("grad, out, said", [
+    (20, 10, r"the gradient of w has the shape \(20,\), expected \(10,\)"),
+    (10, 20, r"the array for the weights of w has the shape \(20,\), expected \(10,\)")])
+def test_an_array_of_another_size_than_its_parameters_is_refused(grad: int, out: int, said: str) -> None:
+    store, w = make(), mx.nd.ones(10)
+    store.broadcast("w", w, w)
+    with pytest.raises(ConfigError, match=said):
+        store.pushpull("w", mx.nd.ones(grad), mx.nd.ones(out))
 
 
 def test_an_unknown_key_and_a_late_parameter_are_errors() -> None:

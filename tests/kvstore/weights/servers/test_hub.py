@@ -1,6 +1,7 @@
 """A hub and its couriers on loopback: who may speak, what arrives, and what is said of what cannot be."""
 import contextlib
 import errno
+import functools
 import os
 import queue
 import socket
@@ -26,6 +27,7 @@ from kvstore.transports.outbox import Outbox
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.hub import Hub
+from tests.jobs import until
 
 SIZE, KEY, PATIENCE_S = 1000, 7, 300
 PUSHED = np.array([0, 0, 0, 1], np.float32)  # the header of a push
@@ -144,6 +146,20 @@ def test_a_worker_that_was_given_up_and_still_sends_does_not_reach_who_has_joine
     assert joiner.answers.empty()
     late_joiner = Client(hub, 1, joined=1)  # of whom nothing had been heard for too long
     assert late_joiner.disconnected.get(timeout=60) and joiner.disconnected.empty()
+
+
+def test_a_worker_that_is_replaced_leaves_neither_a_thread_nor_a_connection(hub: Hub) -> None:
+    def there() -> Tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    Client(hub, 1)
+    until(lambda: 1 in hub._couriers, PATIENCE_S)
+    before = there()
+    for joined in range(1, 30):
+        client = Client(hub, 1, joined=joined)
+        until(functools.partial(lambda joined: hub._joined[1] == joined, joined), PATIENCE_S)
+    until(lambda: there() <= before, 60)
+    assert client.disconnected.empty()
 
 
 @pytest.mark.parametrize("secret, challenged", [("another", True), ("of this test", False)])
