@@ -188,8 +188,11 @@ class FrontEnd:
     @property
     def shows_own(self) -> bool:
         """Whether parameters may hold this worker's own weights now, and not the global ones."""
-        return bool(self.lanes) and not (self._closed or self._shown is not None or (
-            self.session.method.waits and max(self.session.method.intervals(self.options)) == 1))
+        return bool(self.lanes) and not self._closed and self._shown is None and self._keeps_own
+
+    @property
+    def _keeps_own(self) -> bool:
+        return not (self.session.method.waits and max(self.session.method.intervals(self.options)) == 1)
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""

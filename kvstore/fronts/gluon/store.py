@@ -35,6 +35,9 @@ from kvstore.tracing import wraps
 made: "weakref.WeakSet[Store]" = weakref.WeakSet()
 """The stores of this process."""
 
+_trained: "weakref.WeakValueDictionary[int, Store]" = weakref.WeakValueDictionary()
+"""By the ids of arrays, which may be those of others by now: the store that has trained them last."""
+
 
 class Store(FrontEnd, mx.kvstore.KVStoreBase):
     """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``."""
@@ -54,6 +57,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._waits = Waits()
         self._settings: Dict[str, Any] = {}  # of the optimizer, and by parameter, as the first step has them
         self._has_trainer = False  # which hands in its parameters with the first step
+        self._passed_on = False  # its network, to a later store
         made.add(self)
 
     # -- what Gluon asks ---------------------------------------------------------------------------------------
@@ -71,6 +75,9 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.lanes:
             self._replace(optimizer)
         else:
+            if self._keyed and optimizer.param_dict and self._named() not in ({}, optimizer.param_dict):
+                raise ConfigError("set_optimizer for other parameters: this store has those of another trainer; make a "
+                                  "store for each")
             self.session.use(optimizer)
         self._settings = {}
         self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
@@ -160,6 +167,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.rank == 0 and self.session.method.reduces and self.options.reduction == "mean":
             batch.check(rows, self.name, self.num_workers, self._share_of_an_example(optimizer))
         self._share()
+        self._take_over()
         lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                  for bucket in self.session.plan(by_layer(self._trainable()))]
         for lane in lanes:
@@ -191,7 +199,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def holds_own(self, names: Iterable[str]) -> bool:
         """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
         mine = {known.parameter.name for known in self._keyed.values()}
-        return self.shows_own and not mine.isdisjoint(names)
+        return self.shows_own and not self._passed_on and not mine.isdisjoint(names)
 
     # -- the first step ------------------------------------------------------------------------------------------
 
@@ -211,6 +219,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         values, self._unshared = self._unshared, {}
         if not values:
             return
+        mx.nd.waitall()  # a static graph may write the statistics of its BatchNorm later than MXNet's engine knows
         what = f"parameter {next(iter(values))}" if len(values) == 1 else "their parameters"
         parameters = {key: self._keyed[key].parameter for key in values}
         agreement.check(self.session.transport, what, [f"parameter {key} shape {one.shape} {one.dtype}"
@@ -221,6 +230,20 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         for key, flat in (*self._from_worker_0(sizes, lambda key: values[key].asnumpy()),
                           *self._bytes_from_worker_0({key: values[key] for key in values if key not in sizes})):
             _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
+
+    def _take_over(self) -> None:
+        """From whatever store has trained these arrays before."""
+        for array in [array for known in self._keyed.values() for array in known.weights]:
+            other = _trained.get(id(array))
+            _trained[id(array)] = self
+            if other and not other._passed_on and other.lanes and any(
+                    array is one for known in other._keyed.values() for one in known.weights):
+                other._passed_on = True
+                if other._keeps_own:
+                    self._warn(f"another store, `{other.name}`, has trained this network, and left in it weights of "
+                               "each worker's own; this store begins with worker 0's. To keep what all have learned, "
+                               "save the network inside `with store.global_weights():` of the other, and load that "
+                               "before the first step of this one")
 
     def _bytes_from_worker_0(self, mine: Dict[Any, NDArray]) -> Iterator[Tuple[Any, np.ndarray]]:
         """Worker 0's constants of types that single precision cannot represent. Collective; waits."""
@@ -241,9 +264,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _replace(self, optimizer: mx.optimizer.Optimizer) -> None:
         before, trainer = self._global_optimizer(), self._trainer()
-        if trainer is not None and not trainer._kv_initialized:
-            raise ConfigError("a trainer's parameters were set after the first step (set_data, load_parameters); the "
-                              "global weights cannot be: make a new store and a new trainer")
+        self._check_trainer()
         self._check_parameters(optimizer)
         self.session.check_successor(optimizer)
         described = optimizers.describe(optimizer)
@@ -255,6 +276,21 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._advise()
         if trainer is not None:  # it sets rates, and the scale of its batches, on the one that it has
             trainer._optimizer = optimizer
+
+    def _own_weights(self) -> List[NDArray]:
+        self._check_trainer()
+        return super()._own_weights()
+
+    def _check_trainer(self) -> None:
+        """ConfigError if the network does not hold what this store has given it."""
+        trainer = self._trainer()
+        if trainer is None or trainer._kv_initialized:
+            return
+        if trainer._optimizer is not self.session.optimizer:
+            raise ConfigError("a second trainer was made with this store for the same network; go on with the first "
+                              "(set_learning_rate, or store.set_optimizer), or make a new store with a new trainer")
+        raise ConfigError("a trainer's parameters were set after the first step (set_data, load_parameters); the "
+                          "global weights cannot be: make a new store and a new trainer")
 
     def _settle(self, call: str, settings: List[str]) -> None:
         """All workers make this call now, with these settings, and nothing is in flight. Collective; waits."""
@@ -373,7 +409,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
         known, lanes = self._known(key), self._lanes_of.get(key)
         if lanes is None:
-            raise ConfigError(f"pushpull of {key}, which has no gradient (grad_req `null`)")
+            raise ConfigError(f"pushpull of {known.parameter.name}, which had no gradient in the first step (grad_req "
+                              "`null`); to train it from now on, make a new store and a new trainer")
         if key in self._handed:
             raise self._twice(known.parameter.name)
         self._handed.add(key)

@@ -1,4 +1,5 @@
 """The store in one process: Gluon's calls, mistakes, types, devices, state."""
+import contextlib
 import functools
 import re
 from pathlib import Path
@@ -457,6 +458,10 @@ def stepping(store: Any, optimizer: str = "sgd", **params: Any) -> Tuple[Any, An
     """A weight, its trainer, and a step of both by a gradient of 1."""
     net = gluon.nn.Dense(1, in_units=1, use_bias=False)
     net.initialize(mx.init.Constant(4.0))
+    return (net, *trained(net, store, optimizer, **params))
+
+
+def trained(net: Any, store: Any, optimizer: str = "sgd", **params: Any) -> Tuple[Any, Callable[[], float]]:
     trainer = gluon.Trainer(net.collect_params(), optimizer, params, kvstore=store)
 
     def step() -> float:
@@ -466,7 +471,7 @@ def stepping(store: Any, optimizer: str = "sgd", **params: Any) -> Tuple[Any, An
         trainer.step(2)
         return float(net.weight.data().asnumpy()[0, 0])
 
-    return net, trainer, step
+    return trainer, step
 
 
 @pytest.mark.parametrize("optimizer, options, said", [
@@ -507,6 +512,59 @@ def test_what_a_trainer_may_not_do_after_the_first_step_is_one_line() -> None:
     net.weight.set_data(mx.nd.ones((1, 1)))
     with pytest.raises(ConfigError, match=r"parameters were set after the first step \(set_data, load_parameters\)"):
         step()
+
+
+def test_weights_that_are_set_after_the_last_step_are_not_taken_for_the_global_ones() -> None:
+    store = kvstore.create("local")
+    net, _, step = stepping(store)
+    step()
+    net.weight.set_data(mx.nd.ones((1, 1)))
+    for look in (store.global_weights().__enter__, store.worker_state):
+        with pytest.raises(ConfigError, match=r"parameters were set after the first step"):
+            look()
+    assert float(net.weight.data().asnumpy()[0, 0]) == 1.0
+
+
+def test_two_trainers_of_one_store_are_told_apart() -> None:
+    store = kvstore.create("local")
+    net, _, step = stepping(store)
+    step()
+    with pytest.raises(ConfigError, match=r"^a second trainer was made with this store for the same network"):
+        trained(net, store)[1]()
+    store = kvstore.create("local")
+    first, (_, _, second_steps) = stepping(store), stepping(store)
+    first[1]._init_kvstore()
+    first[1]._init_params()
+    with pytest.raises(ConfigError, match=r"^set_optimizer for other parameters: this store has those of another"):
+        second_steps()
+
+
+def test_a_store_that_takes_a_network_over_tells_what_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    stores = [kvstore.create("local"), *(kvstore.create(name, Stage(1).worker(0)) for name in ("easgd", "ssgd"))]
+    net, _, step = stepping(stores[0])
+    step()
+    for store, lost in zip(stores[1:], (False, True)):
+        capfd.readouterr()
+        trained(net, store)[1]()
+        assert ("another store, `easgd`, has trained this network" in capfd.readouterr().err) == lost
+    assert not stores[1].holds_own([net.weight.name]) and stores[1].shows_own
+
+
+def test_a_parameter_that_had_no_gradient_in_the_first_step_is_named() -> None:
+    store = kvstore.create("local")
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    net.bias.grad_req = "null"
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+    for grad_req, error in (("null", None), ("write", f"pushpull of {net.bias.name}, which had no gradient in")):
+        net.bias.grad_req = grad_req
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        with contextlib.ExitStack() as stack:
+            if error:
+                stack.enter_context(pytest.raises(ConfigError, match=error))
+            trainer.step(1)
 
 
 @pytest.mark.parametrize("change, said", [
