@@ -75,6 +75,8 @@ def load(text: str, trusted: bool = True) -> Type[Method]:
     if not trusted and text not in _BUILT_IN:
         raise ConfigError(f"method {text} is not this package's, and this job has no secret (ODSGD_SECRET) by which a "
                           "server could trust the request; start it with `odsgd launch`")
+    if not module_name.endswith(".py") and not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"method `{text}`: expected FILE.py, FILE.py:CLASS or MODULE:CLASS")
     try:
         module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     except ImportError as error:

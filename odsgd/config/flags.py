@@ -9,7 +9,7 @@ import textwrap
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, shown
-from kvstore.options import FLAG, TrainingLength, convert
+from kvstore.options import FLAG, PATH, TEXT, TrainingLength, convert
 
 ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay",
         "epochs": "epoch", "momentum_local": "mom-local"}
@@ -90,8 +90,14 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> Dict[str, Any]:
         """The values given on a command line. Values of fields are converted."""
+        values = vars(self.parse_args(argv))
+        for key, value in values.items():
+            field = self._fields.get(key)
+            if value == "" and (field is None or (field.default is None and field.metadata["kind"] in (PATH, TEXT))):
+                raise ConfigError(f"--{key.replace('_', '-')}: expected {'a path' if field is None else 'a text'}, got "
+                                  "nothing; is a variable empty?")
         return {key: convert(self._fields[key], value, flag_of(self._fields[key])) if key in self._fields else value
-                for key, value in vars(self.parse_args(argv)).items()}
+                for key, value in values.items()}
 
     def parse_args(self, *arguments: Any) -> Any:  # type: ignore[override]
         known, rest = self.parse_known_args(*arguments)

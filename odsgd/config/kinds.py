@@ -59,7 +59,7 @@ def _keywords(value: Any) -> Dict[str, Any]:
         if not all(isinstance(one, (str, int, float)) for one in value.values()):
             raise ValueError
         return {str(key): keyword_value(v) for key, v in value.items()}
-    pairs = [part.partition("=") for part in items(value)]
+    pairs = [str(part).partition("=") for part in items(value)]
     if not all(key.strip().isidentifier() and equals for key, equals, _ in pairs):
         raise ValueError
     return {key.strip(): keyword_value(text.strip()) for key, _, text in pairs}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import socket
@@ -200,9 +201,11 @@ class TrainConfig(TrainOptions):
         before = os.umask(int(self.umask, 8))
         try:
             Path(str(self.out)).mkdir(parents=True, exist_ok=True)
+            if not os.access(str(self.out), os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise ConfigError(f"--out {self.out}: {error.strerror} on {socket.gethostname()}; name a folder that can "
-                              "be made there") from None
+                              "be made and written there") from None
         finally:
             os.umask(before)
 

@@ -6,7 +6,7 @@ from typing import List, Sequence
 from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.report import page
-from odsgd.report.runs import Records, compared, outcome, read_records, table
+from odsgd.report.runs import Records, compared, outcome, read_records, table, told_apart
 
 PAGE = "report.html"
 
@@ -25,7 +25,7 @@ def main(argv: List[str]) -> int:
     path = options.out or Path(os.path.commonpath([folder.resolve() for folder in options.runs])) / PAGE
     if path.suffix != ".html":
         raise ConfigError(f"-o {path}: expected a name that ends in .html")
-    runs = [read_records(folder) for folder in options.runs]
+    runs = told_apart([read_records(folder) for folder in options.runs])
     print(table(list(map(outcome, runs))))
     if not options.table:
         _write(path, runs)

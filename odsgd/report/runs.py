@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
     staleness: Optional[Tuple[float, int, float]] = None  # of an asynchronous run: mean, maximum, updates per second
     virtual: bool = False
     asked: Optional[int] = None  # epochs, of a run that has not come to its end
+    lacks: int = 0  # epochs, of metrics that were lost: the time of all is not known
 
 
 class Records(NamedTuple):
@@ -41,10 +42,7 @@ class Records(NamedTuple):
     intervals: List[Record]
     staleness: Optional[Record]  # of an asynchronous run that has come to its end
     ended: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
+    name: str = ""  # the end of the folder's path
 
     @property
     def virtual(self) -> bool:
@@ -69,8 +67,15 @@ def read_records(folder: Path) -> Records:
         raise ConfigError(f"{path}: no finished epoch. Did the run stop in its first one?")
     starts, stale = _all(events, "start"), _all(events, "staleness")
     last = [event["event"] for event in events if event.get("event") in ("start", "end")][-1:]
-    return Records(folder.resolve(), starts[-1] if starts else {}, epochs,
-                   _latest(events, "interval", "iteration"), stale[-1] if stale else None, last != ["start"])
+    return Records(folder.resolve(), starts[-1] if starts else {}, epochs, _latest(events, "interval", "iteration"),
+                   stale[-1] if stale else None, last != ["start"], folder.resolve().name)
+
+
+def told_apart(runs: Sequence[Records]) -> List[Records]:
+    """The runs, named by ends of their paths as long as it takes."""
+    parts = [run.folder.parts for run in runs]
+    length = next(count for count in itertools.count(1) if len({one[-count:] for one in parts}) == len(set(parts)))
+    return [run._replace(name="/".join(one[-length:])) for run, one in zip(runs, parts)]
 
 
 def outcome(records: Records) -> Outcome:
@@ -79,17 +84,19 @@ def outcome(records: Records) -> Outcome:
         if any(field not in epoch for epoch in epochs):
             raise ConfigError(f"{records.folder / METRICS}: an epoch without '{field}'; expected samples_per_s and "
                               "seconds")
+    count = max(len(epochs), epochs[-1]["epoch"])
     last, stale = [number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]], records.staleness
     return Outcome(
         name=records.name,
-        epochs=len(epochs),
+        epochs=count,
         test_accuracy=number(epochs[-1].get("test_accuracy")),
         samples_per_s=statistics.median(map(samples_per_s, epochs)),
-        seconds=records.seconds()[-1],
+        seconds=math.nan if count > len(epochs) and not records.virtual else records.seconds()[-1],
         last_five=statistics.fmean(last) if len(last) == FEW else math.nan,
         staleness=None if stale is None else (stale["staleness_mean"], stale["staleness_max"], stale["updates_per_s"]),
         virtual=records.virtual,
         asked=None if records.ended else _asked(records.start),
+        lacks=count - len(epochs),
     )
 
 
@@ -147,8 +154,8 @@ def cells(outcomes: Sequence[Outcome]) -> List[List[str]]:
         time = " virtual" if one.virtual else ""
         of = "" if one.asked is None else f" of {one.asked}"
         lines.append([one.name, f"{one.epochs}{of}", percent(one.test_accuracy),
-                      "-" if math.isnan(one.last_five) else percent(one.last_five),
-                      f"{one.samples_per_s:.0f}{time}", f"{one.seconds:.1f}{time}"])
+                      percent(one.last_five), f"{one.samples_per_s:.0f}{time}",
+                      "-" if math.isnan(one.seconds) else f"{one.seconds:.1f}{time}"])
     if any(one.staleness for one in outcomes):
         lines[0] += ["staleness", "max", "updates/s"]
         for line, one in zip(lines[1:], outcomes):
@@ -175,6 +182,8 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
     """
     stopped = [f"{one.name} has not come to its end: {one.epochs} of {one.asked} epochs." for one in outcomes
                if one.asked is not None]
+    stopped += [f"The metrics of {one.name} lack {one.lacks} of its {one.epochs} epochs, and what these took." for one
+                in outcomes if one.lacks]
     if stopped or len(outcomes) != 2 or not all(one.seconds > 0 for one in outcomes):
         return stopped
     first, second = outcomes
@@ -189,7 +198,7 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
 
 
 def percent(share: float) -> str:
-    return f"{share:.2%}".replace("%", " %")
+    return "-" if math.isnan(share) else f"{share:.2%}".replace("%", " %")
 
 
 def _staleness_cells(one: Outcome) -> List[str]:

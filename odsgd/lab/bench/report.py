@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import textwrap
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -126,9 +127,9 @@ def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
         importlib.import_module("mxnet")  # in its workers it was; `versions` tells of what is imported here
     software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**{"mxnet": "none", **versions()})
     software += f" at commit {commit() or 'unknown'}"
-    if config.torch_python:
+    if config.torch_python and shutil.which(config.torch_python):
         software += f", PyTorch {output([config.torch_python, '-I', '-c', 'import torch; print(torch.__version__)'])}"
-    if config.horovod_python:
+    if config.horovod_python and shutil.which(config.horovod_python):
         software += f", Horovod {output([config.horovod_python, '-I', '-c', _HOROVOD])}"
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 ** 30
     return {"date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",

@@ -1,6 +1,7 @@
 """``odsgd watch``: a running job, process by process, on one screen."""
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -50,8 +51,7 @@ def parser_of(command: str, description: str) -> Parser:
 def found(asked: Optional[str]) -> int:
     """The one job that `asked` names; ConfigError if there is none, or several."""
     jobs = status_file.running()
-    meant = [job for job, facts in jobs.items() if asked in (None, str(job)) or
-             (asked and os.path.abspath(asked) == facts.get("out"))]
+    meant = [job for job, facts in jobs.items() if asked in (None, str(job)) or (asked and _is_of(asked, job, facts))]
     if len(meant) == 1:
         return meant[0]
     there = "; ".join(f"{job}: {facts.get('command')}" for job, facts in jobs.items())
@@ -61,6 +61,16 @@ def found(asked: Optional[str]) -> int:
     if asked is None:
         raise ConfigError(f"{len(jobs)} jobs run; name one of them by its number: {there}")
     raise ConfigError(f"`{asked}` is no job that runs here, nor the folder of its run; there are {there}")
+
+
+def _is_of(folder: str, job: int, facts: Facts) -> bool:
+    """Whether it is the folder of the job's run, which the command names before a worker tells it."""
+    places = [str(facts.get("out") or "")]
+    if not places[0]:
+        with contextlib.suppress(OSError, ValueError):
+            here = os.readlink(f"/proc/{job}/cwd")
+            places = [os.path.join(here, word.rpartition("=")[2]) for word in shlex.split(str(facts.get("command")))]
+    return os.path.realpath(folder) in map(os.path.realpath, filter(None, places))
 
 
 def _watch(job: int) -> None:

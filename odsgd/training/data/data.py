@@ -58,10 +58,10 @@ def _part(whole: datasets.Arrays, count: Optional[int], holdout: int) -> dataset
     """Training on the first `count` examples; with the last `holdout` ones as the test, if any."""
     (images, labels), test = whole.train, whole.test
     there = len(labels)
+    if holdout + (count or 1) > there:
+        asked = f"holdout is {holdout}" if count is None else f"num_examples is {count} and holdout {holdout}"
+        raise ConfigError(f"{asked}, and there are {there} training examples; take fewer")
     count = there - holdout if count is None else count
-    if not 0 < count <= there - holdout:
-        raise ConfigError(f"num_examples is {count} and holdout {holdout}, and there are {there} training examples; "
-                          "take fewer")
     if holdout:
         test = datasets.Examples(images[-holdout:], labels[-holdout:])
     return dataclasses.replace(whole, train=datasets.Examples(images[:count], labels[:count]), test=test)

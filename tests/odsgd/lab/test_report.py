@@ -56,7 +56,26 @@ def test_a_run_on_a_virtual_cluster_is_told_in_its_time(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"event": "epoch", "epoch": 1, "samples_per_s": None, "seconds": 1.0}])
-    assert runs.table([read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "-", "nan", "1.0"]
+    assert runs.table([read_run(run)]).splitlines()[1].split() == ["run", "1", "-", "-", "nan", "1.0"]
+
+
+def test_metrics_that_lack_their_beginning_tell_no_time(tmp_path: Path) -> None:
+    """As after a resume from the second place, where metrics are not copied."""
+    lacks = read_run(write_run(tmp_path / "lacks", [epoch(number, 0.5, 100, 1.0) for number in (1, 4, 5)]))
+    whole = read_run(write_run(tmp_path / "whole", [epoch(number, 0.5, 100, 1.0) for number in range(1, 6)]))
+    assert runs.table([lacks]).splitlines()[1].split() == ["lacks", "5", "50.00", "%", "-", "100", "-"]
+    assert runs.compared([lacks, whole]) == ["The metrics of lacks lack 2 of its 5 epochs, and what these took."]
+
+
+def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path: Path,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(write_run(tmp_path / name / "seed0", [epoch(1, 0.5, 100, 1.0)])) for name in ("a", "b")]
+    main([*folders, "--table"])
+    assert "Accuracy: a/seed0 50.00 %, b/seed0 50.00 %." in capsys.readouterr().out
+    main([folders[0], "--table"])
+    assert capsys.readouterr().out.splitlines()[1].startswith("seed0 ")
+    main([folders[0], folders[0], "--table"])
+    assert "Time: seed0 took 0 % less than seed0" in capsys.readouterr().out
 
 
 def test_accuracy_is_averaged_over_the_last_five_epochs_where_all_were_evaluated(tmp_path: Path) -> None:

@@ -162,6 +162,22 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
     assert list(status_file.running()) == []
 
 
+def test_a_job_is_found_by_the_folder_of_its_run_also_while_it_starts(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_file, "SHARED", str(tmp_path / "shared"))
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    note = status_file.StatusFile()
+    for out, command in (("", "train --out run"), ("", f"train --out={tmp_path}/run"), (str(tmp_path / "run"), "x")):
+        note.write({"job": os.getpid(), "command": command, "out": out})
+        assert [watch.found(folder) for folder in ("run", "run/", "link", None)] == [os.getpid()] * 4
+        with pytest.raises(ConfigError, match="`other` is no job that runs here, nor the folder of its run"):
+            watch.found("other")
+    note.close()
+
+
 def test_the_file_is_gone_though_a_signal_came_while_it_was_removed(tmp_path: Path,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_file, "SHARED", str(tmp_path))

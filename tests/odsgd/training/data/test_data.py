@@ -205,3 +205,5 @@ def test_a_part_of_the_examples_can_be_taken_and_the_last_ones_kept_for_a_test()
     assert set(part.train.labels) == set(held.test.labels) == set(range(10))
     with pytest.raises(ConfigError, match="num_examples is 1300 and holdout 200, and there are 1437 training examples"):
         digits(num_examples=1300, holdout=200)
+    with pytest.raises(ConfigError, match=r"^holdout is 1437, and there are 1437 training examples"):
+        digits(holdout=1437)
