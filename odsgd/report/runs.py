@@ -182,8 +182,8 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
     """
     stopped = [f"{one.name} has not come to its end: {one.epochs} of {one.asked} epochs." for one in outcomes
                if one.asked is not None]
-    stopped += [f"The metrics of {one.name} lack {one.lacks} of its {one.epochs} epochs, and what these took." for one
-                in outcomes if one.lacks]
+    stopped += [f"The metrics of {one.name} lack {one.lacks} of its {one.epochs} epochs: the time of all is not known."
+                for one in outcomes if one.lacks]
     if stopped or len(outcomes) != 2 or not all(one.seconds > 0 for one in outcomes):
         return stopped
     first, second = outcomes
