@@ -64,7 +64,8 @@ def test_metrics_that_lack_their_beginning_tell_no_time(tmp_path: Path) -> None:
     lacks = read_run(write_run(tmp_path / "lacks", [epoch(number, 0.5, 100, 1.0) for number in (1, 4, 5)]))
     whole = read_run(write_run(tmp_path / "whole", [epoch(number, 0.5, 100, 1.0) for number in range(1, 6)]))
     assert runs.table([lacks]).splitlines()[1].split() == ["lacks", "5", "50.00", "%", "-", "100", "-"]
-    assert runs.compared([lacks, whole]) == ["The metrics of lacks lack 2 of its 5 epochs: the time of all is not known."]
+    said, = runs.compared([lacks, whole])
+    assert said == "The metrics of lacks lack 2 of its 5 epochs: the time of all is not known."
 
 
 def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path: Path,
