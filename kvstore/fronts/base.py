@@ -4,6 +4,7 @@ saving. Arrays here are NumPy's; a front end turns them into its framework's.
 import atexit
 import contextlib
 import functools
+import os
 import sys
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
@@ -51,7 +52,7 @@ class FrontEnd:
         self._shown: Optional[Snapshot] = None  # what the parameters hold in the place of this worker's own weights
         self._own_aux: Dict[str, Any] = {}  # this worker's own meanwhile
         self._told_unsent = False
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
 
     def __repr__(self) -> str:
         return f"<kvstore {self.name}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
@@ -417,7 +418,7 @@ class FrontEnd:
 
     def _join_at_exit(self) -> None:
         """At its end a worker joins the others; a worker that has failed does not."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a child of this process does not take part
             return
         failed = ending.failed()
         what = "does not join: its script ended by an error, or by an exit status other than 0" if failed \

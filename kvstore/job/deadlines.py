@@ -1,5 +1,6 @@
 """Deadlines: every wait for another process has one."""
 import contextlib
+import os
 import threading
 import time
 from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple
@@ -43,11 +44,13 @@ class Deadlines:
             self._followed[what] = _Followed(timeout_s, state, message)
 
     def _start(self) -> None:
-        if self._thread is not None and not self._thread.is_alive():  # a child of this process, which does not wait
-            self._due, self._followed, self._thread = {}, {}, None
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="kvstore-deadlines", daemon=True)
             self._thread.start()
+
+    def forget(self) -> None:
+        """This is a child of the process that waits, and has no thread of its own yet."""
+        self._due, self._followed, self._lock, self._thread = {}, {}, threading.Lock(), None
 
     def end(self, wait: object) -> None:
         with self._lock:
@@ -138,3 +141,4 @@ class _Followed:
 
 
 deadlines = Deadlines()
+os.register_at_fork(after_in_child=deadlines.forget)

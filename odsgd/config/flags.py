@@ -93,9 +93,9 @@ class Parser(argparse.ArgumentParser):
         values = vars(self.parse_args(argv))
         for key, value in values.items():
             field = self._fields.get(key)
-            if value == "" and (field is None or (field.default is None and field.metadata["kind"] in (PATH, TEXT))):
-                raise ConfigError(f"--{key.replace('_', '-')}: expected {'a path' if field is None else 'a text'}, got "
-                                  "nothing; is a variable empty?")
+            expected = PATH.expected if field is None else field.metadata["kind"].expected
+            if value == "" and expected in (PATH.expected, TEXT.expected) and (field is None or field.default is None):
+                raise ConfigError(f"--{key.replace('_', '-')}: expected {expected}, got nothing; is a variable empty?")
         return {key: convert(self._fields[key], value, flag_of(self._fields[key])) if key in self._fields else value
                 for key, value in values.items()}
 

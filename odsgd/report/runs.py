@@ -75,7 +75,7 @@ def told_apart(runs: Sequence[Records]) -> List[Records]:
     """The runs, named by ends of their paths as long as it takes."""
     parts = [run.folder.parts for run in runs]
     length = next(count for count in itertools.count(1) if len({one[-count:] for one in parts}) == len(set(parts)))
-    return [run._replace(name="/".join(one[-length:])) for run, one in zip(runs, parts)]
+    return [run._replace(name=str(Path(*one[-length:]))) for run, one in zip(runs, parts)]
 
 
 def outcome(records: Records) -> Outcome:
@@ -96,7 +96,7 @@ def outcome(records: Records) -> Outcome:
         staleness=None if stale is None else (stale["staleness_mean"], stale["staleness_max"], stale["updates_per_s"]),
         virtual=records.virtual,
         asked=None if records.ended else _asked(records.start),
-        lacks=count - len(epochs),
+        lacks=0 if records.virtual else count - len(epochs),
     )
 
 

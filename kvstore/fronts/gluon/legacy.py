@@ -82,13 +82,11 @@ class LegacyStore(Store):
         self._share()
         workers = self.num_workers if self.options.reduction == "mean" else 1
         mine = sum(array.tostype("default").asnumpy() for array in arrays)
-        sums, weight = self.allreduce(mine), known.weights[0]
-        for numbers in (mine, sums) if np.issubdtype(weight.dtype, np.integer) else ():
-            if np.abs(numbers.astype(np.float64)).max(initial=0) > EXACT:
-                raise ConfigError(f"push of {known.parameter.name}: sums are of single precision, which holds whole "
-                                  f"numbers up to {EXACT}, and here is a larger one; push floats if the nearest will "
-                                  "do")
-        total = sums / workers
+        weight = known.weights[0]
+        if np.issubdtype(weight.dtype, np.integer) and self.allreduce(abs(mine)).max(initial=0) >= EXACT:
+            raise ConfigError(f"push of {known.parameter.name}: sums are of single precision, which holds whole "
+                              f"numbers below {EXACT}, and here is a larger one; push floats if the nearest will do")
+        total = self.allreduce(mine) / workers
         self._combine(known.parameter.key, mx.nd.array(total, weight.context, weight.dtype), weight)
         for array in known.weights[1:]:
             weight.copyto(array)

@@ -57,7 +57,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._waits = Waits()
         self._settings: Dict[str, Any] = {}  # of the optimizer, and by parameter, as the first step has them
         self._has_trainer = False  # which hands in its parameters with the first step
-        self._passed_on = False  # its network, to a later store
+        self._passed_on: Set[str] = set()  # names of parameters that a later store trains
         made.add(self)
 
     # -- what Gluon asks ---------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def holds_own(self, names: Iterable[str]) -> bool:
         """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
-        mine = {known.parameter.name for known in self._keyed.values()}
-        return self.shows_own and not self._passed_on and not mine.isdisjoint(names)
+        mine = {known.parameter.name for known in self._keyed.values()} - self._passed_on
+        return self.shows_own and not mine.isdisjoint(names)
 
     # -- the first step ------------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         values, self._unshared = self._unshared, {}
         if not values:
             return
-        mx.nd.waitall()  # a static graph may write the statistics of its BatchNorm later than MXNet's engine knows
+        mx.nd.waitall()  # where a graph is static, its BatchNorm's statistics may come after their arrays are said to
         what = f"parameter {next(iter(values))}" if len(values) == 1 else "their parameters"
         parameters = {key: self._keyed[key].parameter for key in values}
         agreement.check(self.session.transport, what, [f"parameter {key} shape {one.shape} {one.dtype}"
@@ -233,17 +233,27 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _take_over(self) -> None:
         """From whatever store has trained these arrays before."""
-        for array in [array for known in self._keyed.values() for array in known.weights]:
-            other = _trained.get(id(array))
-            _trained[id(array)] = self
-            if other and not other._passed_on and other.lanes and any(
-                    array is one for known in other._keyed.values() for one in known.weights):
-                other._passed_on = True
-                if other._keeps_own:
-                    self._warn(f"another store, `{other.name}`, has trained this network, and left in it weights of "
-                               "each worker's own; this store begins with worker 0's. To keep what all have learned, "
-                               "save the network inside `with store.global_weights():` of the other, and load that "
-                               "before the first step of this one")
+        others = set()
+        for mine in self._keyed.values():
+            for array in mine.weights:
+                other = _trained.get(id(array))
+                _trained[id(array)] = self
+                if other and other.lanes and any(array is one for its in other._keyed.values() for one in its.weights):
+                    other._passed_on.add(mine.parameter.name)
+                    others.add(other)
+        for other in others:
+            if other._keeps_own and other._left_own():
+                self._warn(f"another store, `{other.name}`, has trained this network, and left in it weights of each "
+                           "worker's own; this store begins with worker 0's. To keep what all have learned, save the "
+                           "network inside `with store.global_weights():` of the other, and load that before the first "
+                           "step of this one")
+
+    def _left_own(self) -> bool:
+        """Whether the network still holds what this worker came to, and nothing has been loaded since."""
+        lane = self.lanes[0]
+        segment, flat = lane.bucket.segments[0], self.session.w_local[lane.bucket.id].asnumpy()
+        held = self._keyed[segment.parameter.key].weights[0].asnumpy().reshape(-1)[segment.start:segment.stop]
+        return np.array_equal(held, flat[segment.offset:segment.end].astype(held.dtype))
 
     def _bytes_from_worker_0(self, mine: Dict[Any, NDArray]) -> Iterator[Tuple[Any, np.ndarray]]:
         """Worker 0's constants of types that single precision cannot represent. Collective; waits."""
@@ -264,7 +274,10 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _replace(self, optimizer: mx.optimizer.Optimizer) -> None:
         before, trainer = self._global_optimizer(), self._trainer()
-        self._check_trainer()
+        self._check_not_set()
+        if trainer is not None and not trainer._kv_initialized:
+            raise ConfigError("a second trainer was made with this store for the same network; go on with the first "
+                              "(set_learning_rate, or store.set_optimizer), or make a new store with a new trainer")
         self._check_parameters(optimizer)
         self.session.check_successor(optimizer)
         described = optimizers.describe(optimizer)
@@ -278,19 +291,15 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             trainer._optimizer = optimizer
 
     def _own_weights(self) -> List[NDArray]:
-        self._check_trainer()
+        self._check_not_set()
         return super()._own_weights()
 
-    def _check_trainer(self) -> None:
-        """ConfigError if the network does not hold what this store has given it."""
+    def _check_not_set(self) -> None:
+        """ConfigError if the script has written other weights into the network."""
         trainer = self._trainer()
-        if trainer is None or trainer._kv_initialized:
-            return
-        if trainer._optimizer is not self.session.optimizer:
-            raise ConfigError("a second trainer was made with this store for the same network; go on with the first "
-                              "(set_learning_rate, or store.set_optimizer), or make a new store with a new trainer")
-        raise ConfigError("a trainer's parameters were set after the first step (set_data, load_parameters); the "
-                          "global weights cannot be: make a new store and a new trainer")
+        if trainer is not None and not trainer._kv_initialized and trainer._optimizer is self.session.optimizer:
+            raise ConfigError("a trainer's parameters were set after the first step (set_data, load_parameters); the "
+                              "global weights cannot be: make a new store and a new trainer")
 
     def _settle(self, call: str, settings: List[str]) -> None:
         """All workers make this call now, with these settings, and nothing is in flight. Collective; waits."""

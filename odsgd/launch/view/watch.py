@@ -8,7 +8,7 @@ import time
 from typing import Callable, Dict, List, Optional, Sequence
 
 from kvstore.errors import ConfigError
-from odsgd.config.flags import Parser
+from odsgd.config.flags import Parser, given
 from odsgd.launch.view import status_file
 from odsgd.launch.view.overview import Facts, line
 from odsgd.tools import aligned
@@ -65,12 +65,12 @@ def found(asked: Optional[str]) -> int:
 
 def _is_of(folder: str, job: int, facts: Facts) -> bool:
     """Whether it is the folder of the job's run, which the command names before a worker tells it."""
-    places = [str(facts.get("out") or "")]
-    if not places[0]:
-        with contextlib.suppress(OSError, ValueError):
-            here = os.readlink(f"/proc/{job}/cwd")
-            places = [os.path.join(here, word.rpartition("=")[2]) for word in shlex.split(str(facts.get("command")))]
-    return os.path.realpath(folder) in map(os.path.realpath, filter(None, places))
+    out = facts.get("out")
+    if not out:
+        with contextlib.suppress(OSError, ValueError, ConfigError):
+            asked, = given(shlex.split(str(facts.get("command"))), "--out")
+            out = asked and os.path.join(os.readlink(f"/proc/{job}/cwd"), asked)
+    return bool(out) and os.path.realpath(folder) == os.path.realpath(str(out))
 
 
 def _watch(job: int) -> None:

@@ -132,8 +132,9 @@ def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     ("--optimizer sdg", "--optimizer: unknown optimizer `sdg`; did you mean `sgd`?"),
     ("--optimizer-params 1", "--optimizer-params: expected keywords as key=value"),
     ("--method-file ./mine", "method `./mine`: expected FILE.py, FILE.py:CLASS or MODULE:CLASS"),
-    *((f"--{name}=", f"--{name}: expected a {kind}, got nothing; is a variable empty?") for name, kind in [
-        ("config", "path"), ("checkpoint-to", "text"), ("out", "text"), ("trace", "text"), ("method-file", "text")]),
+    *((f"--{name}=", f"--{name}: expected {kind}, got nothing; is a variable empty?") for name, kind in [
+        ("config", "a path"), ("out", "a path"), ("trace", "a path"),
+        ("checkpoint-to", "text"), ("method-file", "text")]),
     ("--num-server 2", "unknown option `--num-server`; did you mean `--num-servers`, an option of `odsgd launch`?"),
     ("--hostfile hosts", "unknown option `--hostfile`: it is an option of `odsgd launch`."),
     ("--mode fast", "--mode: unknown mode `fast`"),

@@ -548,6 +548,13 @@ def test_a_store_that_takes_a_network_over_tells_what_is_lost(capfd: pytest.Capt
         trained(net, store)[1]()
         assert ("another store, `easgd`, has trained this network" in capfd.readouterr().err) == lost
     assert not stores[1].holds_own([net.weight.name]) and stores[1].shows_own
+    easgd = kvstore.create("easgd", Stage(1).worker(0))
+    net, _, step = stepping(easgd)
+    step()
+    net.weight.set_data(mx.nd.ones((1, 1)))  # what has been saved, say
+    capfd.readouterr()
+    trained(net, kvstore.create("local"))[1]()
+    assert "another store" not in capfd.readouterr().err
 
 
 def test_a_parameter_that_had_no_gradient_in_the_first_step_is_named() -> None:
