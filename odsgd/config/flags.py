@@ -95,7 +95,8 @@ class Parser(argparse.ArgumentParser):
             field = self._fields.get(key)
             expected = PATH.expected if field is None else field.metadata["kind"].expected
             if value == "" and expected in (PATH.expected, TEXT.expected) and (field is None or field.default is None):
-                raise ConfigError(f"--{key.replace('_', '-')}: expected {expected}, got nothing; is a variable empty?")
+                flag = f"--{key}" if field is None else flag_of(field)
+                raise ConfigError(f"{flag}: expected {expected}, got nothing; is a variable empty?")
         return {key: convert(self._fields[key], value, flag_of(self._fields[key])) if key in self._fields else value
                 for key, value in values.items()}
 

@@ -85,18 +85,19 @@ def outcome(records: Records) -> Outcome:
             raise ConfigError(f"{records.folder / METRICS}: an epoch without '{field}'; expected samples_per_s and "
                               "seconds")
     count = max(len(epochs), epochs[-1]["epoch"])
+    lacks = 0 if records.virtual else count - len(epochs)  # a virtual cluster's clock is in each record
     last, stale = [number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]], records.staleness
     return Outcome(
         name=records.name,
         epochs=count,
         test_accuracy=number(epochs[-1].get("test_accuracy")),
         samples_per_s=statistics.median(map(samples_per_s, epochs)),
-        seconds=math.nan if count > len(epochs) and not records.virtual else records.seconds()[-1],
+        seconds=math.nan if lacks else records.seconds()[-1],
         last_five=statistics.fmean(last) if len(last) == FEW else math.nan,
         staleness=None if stale is None else (stale["staleness_mean"], stale["staleness_max"], stale["updates_per_s"]),
         virtual=records.virtual,
         asked=None if records.ended else _asked(records.start),
-        lacks=0 if records.virtual else count - len(epochs),
+        lacks=lacks,
     )
 
 

