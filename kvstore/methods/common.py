@@ -18,8 +18,8 @@ class Options:
                             "one round: their mean, or their sum as on MXNet's servers")
     bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
                                           otherwise="what suits the transport", result=False)
-    timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "longest wait for another process, in seconds",
-                              group="Run", result=False)
+    timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0, at_most=2e6), "longest wait for another process, in "
+                              "seconds", group="Run", result=False)
     uneven: str = option("wait", one_of("way", ("wait", "join")), "when a worker's data end before the others': wait "
                          "for it; or join: it takes part without a gradient until all have ended", group="Run")
     on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient or the loss is infinite or not a number: "

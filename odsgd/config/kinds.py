@@ -66,12 +66,12 @@ def _keywords(value: Any) -> Dict[str, Any]:
 
 
 def _umask(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch("0?[0-7]{3}", value):
+    if not isinstance(value, str) or not re.fullmatch("0?0[0-7]{2}", value):
         raise ValueError  # YAML makes 63 of 077
     return value
 
 
-UMASK = Kind("MASK", "three octal digits in quotes, e.g. '027'", _umask)
+UMASK = Kind("MASK", "three octal digits in quotes, the first 0, e.g. '027'", _umask)
 COMPUTE = Kind("TIME", "a time (200ms, 0.2s), perhaps with a spread (200ms,lognormal:0.2)", _compute)
 KEYWORDS = Kind("K=V,...", "keywords as key=value,key=value", _keywords)
 SHAPE = integers(1, length=3, expected="channels,height,width, e.g. 3,32,32")

@@ -512,6 +512,6 @@ def test_a_umask_is_written_in_octal_digits_which_yaml_takes_for_a_number_withou
     config = TrainConfig.from_flags(["--umask", "027"])
     assert config.umask == "027" and yaml.safe_load(config.to_yaml())["umask"] == "027"
     assert TrainConfig().umask == "077"
-    for wrong in (yaml.safe_load("022"), "0o22", "999", "-22", "22222"):
+    for wrong in (yaml.safe_load("022"), "0o22", "999", "-22", "22222", "777"):
         with pytest.raises(ConfigError, match=r"umask.*three octal digits"):
             TrainConfig(umask=wrong)
