@@ -262,7 +262,8 @@ def _ours(name: str, seeds: Seeds) -> str:
         return "not run"
     mean, deviation = spread([MEASURES[name].of(result) for result in seeds.values()])
     lost = all(map(diverged, seeds.values())) and name in ("accuracy", "accuracy5")
-    return (MEASURES[name].text(mean) + (f" ± {MEASURES[name].text(deviation)}" if len(seeds) > 1 else "")
+    spreads = len(seeds) > 1 and not math.isnan(mean)
+    return (MEASURES[name].text(mean) + f" ± {MEASURES[name].text(deviation)}" * spreads
             + (" (diverged)" if lost else ""))
 
 

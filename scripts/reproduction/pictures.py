@@ -40,8 +40,11 @@ LATE = 1 / 4
 SPREAD = 4
 """Times whose ends differ by more have a logarithmic axis."""
 
+FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.1, 1.3, 1.5, 2, 3, 5, 10, 20, 50)
+"""Marks of an axis of quotients."""
+
 WIDE, POINTS = 8, (-50, -20, -5, -1, -0.5, 0, 0.5, 1, 5, 20, 50)
-"""Beyond so many points the axis of claims is logarithmic from 1 point on, with these marks."""
+"""Beyond so many points an axis of differences is logarithmic from 1 point on, with these marks."""
 
 MARKS = {HOLDS: ("#1b7837", "o"), FAILS: ("#b2182b", "X"), OPEN: ("#777777", "s")}
 """Colour and form of a claim's mean, by its verdict."""
@@ -148,6 +151,7 @@ def _curves(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], c
     """The mean over seeds, of x too, and the range of them."""
     column, label = CURVES[picture.y]
     ends, late, every = [], [], []
+    most = max(len(cells[name]) for name in names)
     for name, own in names.items():
         results = list(cells[name].values())
         xs = [statistics.fmean(values) / PER_UNIT[picture.x] for values in
@@ -156,8 +160,10 @@ def _curves(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], c
                   for values in _by_epoch(results, column)]
         means = list(map(statistics.fmean, points))
         colour, line = colours[own]
-        axes.plot(xs, means, label=own, linewidth=1.2, linestyle=line, color=colour,
-                  marker="o" if len(xs) < 4 else None, markersize=3)
+        wide = [*colours].index(own) % 2 == 0  # so that of two which lie on each other both are seen
+        axes.plot(xs, means, label=own + " (1 seed)" * (len(results) == 1 < most), linestyle=line, color=colour,
+                  linewidth=2.6 if wide else 1.1, zorder=2 if wide else 3, marker="o" if len(xs) < 4 else None,
+                  markersize=5 if wide else 3)
         axes.fill_between(xs, list(map(min, points)), list(map(max, points)), alpha=0.2, color=colour, linewidth=0)
         ends.append(xs[-1])
         late += means[int(LATE * len(means)):]
@@ -234,30 +240,39 @@ def _lengths(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], 
              colours: Mapping[str, Tuple[Any, str]]) -> None:
     """How much a measure of cells is above that of others, by iterations: means over common seeds, with intervals."""
     lines: Dict[str, List[Tuple[float, Estimate]]] = {}
+    made: Dict[float, Tuple[str, str]] = {}  # of each length: in words, and by which framework
     of = MEASURES[picture.y].of
     for name, own in names.items():
         base = cells.get(picture.over[name], {})
         gaps = [of(cells[name][seed]) - of(base[seed]) for seed in paired(cells[name], base)]
         if gaps:
-            iterations = next(iter(cells[name].values())).column("iteration")[-1]
+            one = next(iter(cells[name].values()))
+            iterations = one.column("iteration")[-1]
+            made[iterations] = item.cells[name].label.rpartition(", ")[2], one.framework
             lines.setdefault(own, []).append((iterations, estimate(gaps)))
     for number, (own, points) in enumerate(lines.items()):
         beside = 1.04 ** (number - (len(lines) - 1) / 2)  # else intervals hide each other
         bars = [0 if math.isinf(found.high) else found.high - found.mean for _, found in points]
         xs, means, colour = [x * beside for x, _ in points], [found.mean for _, found in points], colours[own][0]
-        axes.errorbar(xs, means, bars, label=own, marker="o", markersize=4, capsize=3, color=colour,
-                      linewidth=1.2, linestyle="-" if len(points) > 2 else "none")
+        axes.errorbar(xs, means, bars, label=own, marker="o", markersize=4, capsize=3, color=colour, linewidth=1.2,
+                      linestyle="none")
+        for framework in {framework for _, framework in made.values()}:  # each draws its own weights and data
+            of_it = [place for place, (x, _) in enumerate(points) if made[x][1] == framework]
+            axes.plot([xs[place] for place in of_it], [means[place] for place in of_it], color=colour, linewidth=1.2)
         alone = [(x, found.mean) for x, (_, found) in zip(xs, points) if found.seeds == 1]
         axes.plot(*zip(*alone) if alone else ((), ()), linestyle="none", marker="o", markersize=4, color=colour,
                   markerfacecolor="white", zorder=3)
     axes.axhline(0, color="grey", linewidth=0.8)
+    low, high = map(float, axes.get_ylim())
+    wide = high - low > WIDE
+    if wide:
+        _in_points(axes, axes.yaxis, low, high)
     axes.set_xscale("log")
-    lengths = sorted({x for points in lines.values() for x, _ in points})
-    axes.set_xticks(lengths)
-    axes.set_xticklabels([f"{x:,.0f}" for x in lengths])
+    axes.set_xticks(sorted(made))
+    axes.set_xticklabels([f"{x:,.0f}\n{made[x][0]}" for x in sorted(made)])
     axes.minorticks_off()
     axes.set_xlabel("iterations")
-    axes.set_ylabel(picture.label or MEASURES[picture.y].label)
+    axes.set_ylabel((picture.label or MEASURES[picture.y].label) + ", logarithmic beyond 1" * wide)
 
 
 def _bars(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cells: Mapping[str, Seeds],
@@ -324,10 +339,11 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
             low, high = _range([one for _, one in found], ratio)
             if ratio:
                 axes.set_xscale("log")
-            elif high - low > WIDE:
-                axes.set_xscale("symlog", linthresh=1)
-                axes.set_xticks([end for end in POINTS if low < end < high])
+                axes.set_xticks([end for end in FACTORS if low < end < high])
+                axes.minorticks_off()
                 axes.xaxis.set_major_formatter("{x:g}")
+            elif high - low > WIDE:
+                _in_points(axes, axes.xaxis, low, high)
             for place, (_, one) in enumerate(found):
                 _row(axes, place, one, low, high)
             axes.set_xlim(low, high)
@@ -337,10 +353,13 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
             axes.axvline(float(ratio), color="black", linewidth=0.6)
             axes.set_xlabel("one divided by the other" if ratio
                             else "points" + ", logarithmic beyond 1" * (axes.get_xscale() == "symlog"))
-            if ratio:
-                axes.xaxis.set_major_formatter("{x:g}")
-                axes.xaxis.set_minor_formatter("{x:g}")
-                axes.tick_params(axis="x", which="both", labelsize=6)
+
+
+def _in_points(axes: Any, axis: Any, low: float, high: float) -> None:
+    """Differences, some of them small and some large."""
+    getattr(axes, f"set_{axis.axis_name}scale")("symlog", linthresh=1)
+    axis.set_ticks([end for end in POINTS if low < end < high])
+    axis.set_major_formatter("{x:g}")
 
 
 def _range(rows: Sequence[Tested], ratio: bool) -> Tuple[float, float]:

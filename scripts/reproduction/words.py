@@ -23,6 +23,8 @@ def verdict(claim: Claim, found: Ruling) -> str:
     if claim.about == "learning" or found.verdict == OPEN:
         return found.verdict
     certain = ", where it cannot fail" if claim.certain and found.verdict == HOLDS else ""
+    if claim.where == "ours":
+        return f"{found.verdict} in the simulator{certain}"
     return f"{'not ' if found.verdict == FAILS else ''}reproduced in the simulator{certain}"
 
 

@@ -25,7 +25,7 @@ LOST = re.compile(r"odsgd launch: lost host (\S+) \(")
 LOST_WORKER = re.compile(r"odsgd launch: (worker \d+) was lost \(.*the job goes on with")
 STARTS = re.compile(r"odsgd launch: (worker \d+) starts on .*, to join after iteration")
 JOINED = re.compile(r"odsgd launch: (worker \d+) has joined")
-ABSENT = re.compile(r"odsgd launch: .* did not come back; trying again for")
+ABSENT = re.compile(r"odsgd launch: (.* did not come back; )?trying again for")
 FROM = re.compile(r"odsgd launch: restart \d+ of \d+, from (?:checkpoint (\d+)|the beginning)")
 ENDS_ALL = re.compile(r"odsgd launch: (lost host \S+ \(|the job has not come up within|for \d+ s every process has|"
                       r".*needs as many batches)")
