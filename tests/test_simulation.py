@@ -42,6 +42,23 @@ def test_a_checkpoint_that_counts_loads_whatever_a_disk_forgets(ships: Image) ->
         assert seed % 5 or checkpoints.Run(seed, ships).world.history == run.world.history
 
 
+def test_workers_hear_of_a_loss_though_the_disk_is_full_at_that_moment(ships: Image) -> None:
+    def draw(job: Any, *others: Any, full_s: float) -> List[Any]:
+        hosts = dict.fromkeys([scenario.HERE, *(slot.address for slot in job.slots)])
+        return [scenario.Fault("kill", f"worker {job.num_workers - 1}", 4.3, 0, 0.0, ""),
+                *(scenario.Fault("full", host, 4.0, 0, full_s, "") for host in hosts if full_s)]
+
+    tried = 0
+    for seed in range(1, 301):
+        job = scenario.draw_job(ships, random.Random(seed), random.Random(f"more {seed}"))
+        if job.on_worker_loss == "continue" and job.num_workers > 1 and job.hang_timeout_s > 8:
+            plain, full = (scenario.run(seed, ships, draw_faults=functools.partial(draw, full_s=full_s))
+                           for full_s in (0.0, 3.0))
+            assert full.code == plain.code, full.texts()
+            tried += any("tried again until the file takes it" in text for text in full.texts())
+    assert tried > 3
+
+
 @pytest.mark.parametrize("ships, was", [
     ("            os.fsync(file.fileno())\n", "            pass\n"),
     ("    shared = file.readline().strip() == job\n", "    shared = True\n")], ids=["no flush", "another job's lock"])

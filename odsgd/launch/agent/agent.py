@@ -52,6 +52,7 @@ class Agent:
         self.paused = self.excused = self.late = False
         self._listen_to_signals()  # before there is anything to remove
         self.lost_file = _new_lost_file() if orders.tells_losses else None
+        self.unnoted: List[str] = []  # what it has not taken yet
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
         """The working directory of servers and the scheduler: empty, and closed to other users."""
         self.tunnel: Optional[TunnelProcess] = None
@@ -103,6 +104,8 @@ class Agent:
             self._note_mpi_files(lambda child: child.connecting)
             self._reap()
             self._answer_ping(pinged_at)
+            if self.unnoted:
+                self._note_of_workers([])
             self._check_channel()
             self._enforce()
             if self.tunnel:
@@ -292,11 +295,16 @@ class Agent:
                 self.pinged_at = None
 
     def _note_of_workers(self, lines: List[str]) -> None:
+        """Tell our workers, by a file. A disk may be full for a while: what it does not take is tried again."""
+        waits, self.unnoted = bool(self.unnoted), self.unnoted + lines
         try:
             if self.lost_file:
-                _append_lines(self.lost_file, lines)
+                _append_lines(self.lost_file, self.unnoted)
+            self.unnoted = []
         except OSError as error:
-            self.channel.send(messages.HostWarning(f"its workers do not hear that others are lost: {error}"))
+            if not waits:
+                self.channel.send(messages.HostWarning(f"its workers do not hear that others are lost: {error}; tried "
+                                                       "again until the file takes it"))
 
     def _all_have_met(self, message: messages.AllMet) -> None:
         """Remove the files of sockets, so that no one else can connect."""

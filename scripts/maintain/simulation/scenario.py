@@ -365,6 +365,9 @@ class Injector:
         elif kind == "late agents":
             host.late_s = 6.0
             return lambda: setattr(host, "late_s", 0.0)
+        elif kind == "full":  # drawn by a test alone
+            host.full = True
+            return lambda: setattr(host, "full", False)
         return lambda: None
 
     def _at_links(self, kind: str, host: Host) -> Any:
