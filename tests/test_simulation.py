@@ -3,6 +3,7 @@
 What is tried is the code that ships. A seed's job and faults change with the simulation, so none is kept by its number:
 defects of the past are put back instead, and have to be found.
 """
+import errno
 import functools
 import random
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any, List
 import pytest
 
 from scripts.maintain import simulate
-from scripts.maintain.simulation import checkpoints, defects, exchanges, promises, scenario
+from scripts.maintain.simulation import checkpoints, defects, exchanges, processes, promises, scenario, stdlib
 from scripts.maintain.simulation.loader import Image
 
 SCRIPT = Path(simulate.__file__)
@@ -57,6 +58,23 @@ def test_workers_hear_of_a_loss_though_the_disk_is_full_at_that_moment(ships: Im
             assert full.code == plain.code, full.texts()
             tried += any("tried again until the file takes it" in text for text in full.texts())
     assert tried > 3
+
+
+def test_a_machine_without_room_for_one_more_process_for_a_second_costs_no_job(ships: Image,
+                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, refused = processes.Popen.__init__, []
+
+    def in_time(self: Any, *given: Any, **named: Any) -> None:
+        if stdlib.world.process().label == "launcher" and stdlib.world.now < 1.0:
+            refused.append(stdlib.world.now)
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        begin(self, *given, **named)
+
+    monkeypatch.setattr(processes.Popen, "__init__", in_time)
+    for seed in range(1, 21):  # before a job by ssh every host is tried, and a failure told
+        if not scenario.draw_job(ships, random.Random(seed), random.Random(f"more {seed}")).slots:
+            assert scenario.run(seed, ships, draw_faults=lambda *_: []).code == 0
+    assert len(refused) > 10
 
 
 @pytest.mark.parametrize("ships, was", [

@@ -3,6 +3,7 @@
 The scheduler listens at the address that all processes know from the launcher. Each server says where it listens; when
 the last one has, the scheduler tells all that ask. Then workers call the servers (`courier`), and `Hub` has every push.
 """
+import contextlib
 import errno
 import json
 import os
@@ -69,7 +70,9 @@ def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
                                "host can reach it (DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, a firewall)") from None
         with connection, connection.makefile("rb") as file:
             connection.settimeout(None)
-            text = file.read()
+            text = b""
+            with contextlib.suppress(ConnectionError):
+                text = file.read()
     if not text:
         raise ProtocolError(f"the scheduler at {_scheduler_address()} has hung up: see what it says; if nothing, this "
                             "process's ODSGD_SECRET is not the job's, and all processes of a job come from one launch")

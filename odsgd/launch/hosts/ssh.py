@@ -3,12 +3,14 @@
 Each way ends in an `AgentConnection`. The job's secret never stands on a command line, which every user of a machine
 can read: a subprocess and ssh get their orders on stdin; mpirun and srun carry them in an environment variable.
 """
+import errno
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -23,6 +25,8 @@ from odsgd.launch.plan import Job, Plan, Process
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "LogLevel=ERROR")
 """With its usual LogLevel ssh announces each new host in the middle of the job's output."""
 CONNECTED_WITHIN_S = 30
+ROOM_WITHIN_S = 3.0
+"""How long the machine may lack the memory, or the right, for one more process of the launcher's."""
 NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
 """ssh accepts a host that it has never met, and refuses a host whose key has changed. With --secure it refuses both:
 the job's secret goes only to hosts that ssh knows."""
@@ -178,11 +182,15 @@ def ssh(known_hosts: bool, within_s: int) -> List[str]:
 
 def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str],
           starter_name: str) -> AgentConnection:
-    try:
-        starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   bufsize=0, env=env, start_new_session=True)  # Ctrl-C is for the launcher alone
-    except OSError as error:
-        raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
+    starter, until = None, time.monotonic() + ROOM_WITHIN_S
+    while starter is None:
+        try:
+            starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       bufsize=0, env=env, start_new_session=True)  # Ctrl-C is for the launcher alone
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOMEM) or time.monotonic() > until:
+                raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
+            time.sleep(0.2)
     assert starter.stdin and starter.stdout
     channel = Channel(starter.stdout.fileno(), starter.stdin.fileno())
     processes = plan.on(host)

@@ -22,7 +22,7 @@ import json
 import threading
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from kvstore.session import saving
 from kvstore.state.npz import write_npz
 from odsgd.training.checkpoint import manifests, weights
 from odsgd.training.checkpoint.disk import make_folder, remove_folder, remove_for_good, replacing
-from odsgd.training.checkpoint.mirror import CheckpointMirror
+from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError
 
 FETCHED_WITHIN = 10
 """Iterations in which the servers' state is fetched, beside the training."""
@@ -155,7 +155,8 @@ class UnfinishedCheckpoint:
             return uncopied
         earlier = self._second.failures()
         if not uncopied:
-            self._second.aside(functools.partial(self._second.put, self._folder / manifests.MANIFEST, self.iteration))
+            self._second.aside(functools.partial(_put_manifest, self._second, self._folder, [
+                manifests.worker_file(store.rank), manifests.WEIGHTS, manifests.SERVERS]))
             self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration, self.whole,
                                                  self._keep))
         return [*earlier, *uncopied]
@@ -254,6 +255,15 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
     for folder in manifests.numbered(root):
         if int(folder.name) < iteration and int(folder.name) not in kept:
             remove_folder(folder, manifests.MANIFEST)
+
+
+def _put_manifest(second: CheckpointMirror, folder: Path, names: Sequence[str]) -> None:
+    """Let a copy count, unless that place has lost these files of it meanwhile."""
+    gone = [name for name in names if int(folder.name) not in second.holds(name)]
+    if gone:
+        raise MirrorError(f"checkpoint {folder.name} does not count there, since {', '.join(gone)} went missing after it "
+                          "was copied; is that disk still there?")
+    second.put(folder / manifests.MANIFEST, int(folder.name))
 
 
 def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int, whole: int, keep: int) -> None:

@@ -33,7 +33,7 @@ class CheckpointMirror:
     """A folder. Its copies are made in order, on one thread; a process that ends does not wait for it."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self._folder, self._made = folder, False
         self._thread = BackgroundThread("the second place of checkpoints", most=0)
         self._aside: List[Future[None]] = []
 
@@ -56,11 +56,14 @@ class CheckpointMirror:
         return [f"the second place of checkpoints: {error}" for error in [*filter(None, errors), *late]]
 
     def put(self, path: Path, iteration: int) -> None:
-        _copy(path, Path(self._folder) / str(iteration) / path.name)
+        """Copy a file there. The folder is made once: if it has gone since, so has the disk that it was on."""
+        target = Path(self._folder) / str(iteration) / path.name
+        _copy(path, target, parents=not self._made)
+        self._made = True
 
     def get(self, iteration: int, name: str, path: Path) -> None:
         """Copy a file of a checkpoint back."""
-        _copy(Path(self._folder) / str(iteration) / name, path)
+        _copy(Path(self._folder) / str(iteration) / name, path, parents=True)
 
     def holds(self, name: str) -> List[int]:
         """The checkpoints that have a file of this name."""
@@ -104,9 +107,11 @@ class RemoteMirror(CheckpointMirror):
         folder, target = self._path(iteration), self._path(iteration, path.name)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size  # ssh may end in between, which `cat` there cannot tell from the end
-            self._run(f"umask 077 && mkdir -p {folder} && cat >{target}.tmp && "
+            there = f"test -d {shlex.quote(self._folder)} && " * self._made
+            self._run(f"umask 077 && {there}mkdir -p {folder} && cat >{target}.tmp && "
                       f"test $(wc -c <{target}.tmp) -eq {size} && sync {target}.tmp && "
                       f"mv {target}.tmp {target} && sync {folder} {folder}..", stdin=file)
+        self._made = True
 
     def get(self, iteration: int, name: str, path: Path) -> None:
         with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -141,9 +146,9 @@ class RemoteMirror(CheckpointMirror):
         return (ran.stdout or b"").decode("utf-8", "replace")
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, parents: bool) -> None:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=parents, exist_ok=True)
         with replacing(target) as temporary:
             shutil.copyfile(source, temporary)
         flush_folder(target.parent.parent)

@@ -4,6 +4,7 @@ import errno
 import os
 import queue
 import socket
+import struct
 import threading
 from pathlib import Path
 from typing import Any, Iterator, List, Optional
@@ -120,6 +121,24 @@ def test_a_process_of_another_job_is_told_that_it_is_a_stranger(
     sign = commands.Signer
     monkeypatch.setattr(commands, "Signer", lambda sender, key: sign(sender, b"another secret"))
     with pytest.raises(ProtocolError, match=f"at 127.0.0.1:{scheduler} has hung up: .* ODSGD_SECRET is not the job's"):
+        sockets.addresses(0, PATIENCE_S)
+
+
+def test_a_scheduler_whose_connection_is_reset_is_said_to_have_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setenv("DMLC_PS_ROOT_URI", "127.0.0.1")
+    monkeypatch.setenv("DMLC_PS_ROOT_PORT", str(listener.getsockname()[1]))
+    monkeypatch.setenv("DMLC_NUM_SERVER", "1")
+
+    def reset() -> None:
+        connection, _ = listener.accept()
+        connection.sendall(os.urandom(courier.CHALLENGE_NBYTES))
+        connection.recv(1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    threading.Thread(target=reset, daemon=True).start()
+    with listener, pytest.raises(ProtocolError, match="has hung up"):
         sockets.addresses(0, PATIENCE_S)
 
 

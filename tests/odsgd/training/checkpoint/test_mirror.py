@@ -165,6 +165,25 @@ def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
     assert manifests.complete(tmp_path / "run") == [1]
 
 
+def test_a_second_place_whose_disk_went_away_is_told_and_not_made_anew(tmp_path: Path) -> None:
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    store, there = kvstore.create("local"), tmp_path / "there"
+    second = CheckpointMirror(str(there))
+    train_once(net, store)
+    unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3, second=second)
+    while not (second.holds(manifests.SERVERS) and second.holds(manifests.WEIGHTS)):
+        unfinished.advance(store.iteration)
+    there.rename(tmp_path / "unmounted")
+    there.mkdir()
+    assert unfinished.finish() == []
+    [told] = second.failures(60)
+    assert "checkpoint 1 does not count there, since worker-0.npz, " in told and list(there.glob("*/*")) == []
+    shutil.rmtree(there)
+    [told] = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3, second=second).finish()
+    assert "checkpoint 1 is not in the second place: worker 0 could not copy" in told and not there.exists()
+
+
 def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Of worker 1's, by an ssh that waits for a file."""
