@@ -44,7 +44,7 @@ class Shared(events.TrainBegin, events.EpochEnd):  # type: ignore[name-defined]
         with store.global_weights():
             if self._val_data is not None:
                 of.evaluate(self._val_data)
-            if self._prefix is not None and store.rank == 0:
+            if self._prefix is not None and store.leads:
                 _make_folder(self._prefix)
                 of.net.save_parameters(f"{self._prefix}-{self._epoch:04d}.params")
 
@@ -84,7 +84,7 @@ def do_checkpoint(module: Any, prefix: str, period: int = 1) -> Callable[..., No
         if (epoch + 1) % period:
             return
         with global_weights(module) as (arguments, statistics):
-            if _of_module(module).rank == 0:
+            if _of_module(module).leads:
                 _make_folder(prefix)
                 mx.model.save_checkpoint(prefix, epoch + 1, symbol, arguments, statistics)
     return save

@@ -134,7 +134,6 @@ class FrontEnd:
         Afterwards the parameters hold this worker's own values again.
         """
         self.begin()
-        self._check_usable()
         self._meet()
         self._idle()
         self.session.weights_holder.check()

@@ -12,6 +12,7 @@ which round's weights a worker is answered with. Both are in `log`, which grows 
 of now is text, 20 bytes a round of three workers, that an export does not copy. A rule with a plan, another run's log,
 closes rounds and answers by it, then goes on without.
 """
+import functools
 import json
 from collections import Counter
 from pathlib import Path
@@ -79,8 +80,9 @@ class QuorumRule(AsyncRule):
 
     def _wake_all_once_met(self) -> None:
         """If all rest who take part in meetings, they have met and go on."""
-        if self._resting and self._resting >= set(range(self.num_workers)) - lost_workers():
-            self._resting.clear()
+        meet = set(range(self.num_workers)) - lost_workers()
+        if meet and self._resting >= meet:
+            self._resting -= meet  # who has joined and left stays away
 
     def _may_still_come(self, ranks: Collection[int], rests: bool) -> Set[int]:
         """The workers beside `ranks` of whom a push can come; `rests`: of who rests none does."""
@@ -179,6 +181,7 @@ def check_logs(file: str, buckets: Collection[int], num_workers: int) -> None:
                           f"{num_workers}, from 0 on; it belongs to a job of other workers")
 
 
+@functools.lru_cache(maxsize=1)  # each bucket asks
 def read_logs(file: str) -> Dict[str, List[Any]]:
     """The logs by bucket in a file of what `store.rounds()` gives; ConfigError if it is something else."""
     try:

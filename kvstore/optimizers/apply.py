@@ -149,6 +149,8 @@ class QueuedOptimizer(Applied):
             if skips is not None and skips(g):
                 if out is not w:
                     after[:] = before
+                if isinstance(self.optimizer, Formula):
+                    self.optimizer.stay(after, [engine.view(array) for array in state])
                 return
             step(before, g, [engine.view(array) for array in state], after, None if out is w else after)
 

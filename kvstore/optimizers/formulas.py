@@ -76,6 +76,9 @@ class Formula:
                 np.clip(g, -self.clip_gradient, self.clip_gradient, out=g)
             self.step(w, g, dict(zip(self.names(), state)), now.lr, now.wd, now.t, out)
 
+    def stay(self, w: np.ndarray, state: Sequence[np.ndarray]) -> None:
+        """A step has been left out; the next gradient is taken at `w`."""
+
     def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
         """One step. `g` may be written, and may lie where `out` does, which is written last."""
         raise NotImplementedError
@@ -138,6 +141,9 @@ class DCASGD_C(SGD):
             super().apply(now._replace(scale=np.float32(1)), w, g, [its["momentum"]] if self.momentum else [], out,
                           None)
             its["w_read"][:] = out
+
+    def stay(self, w: np.ndarray, state: Sequence[np.ndarray]) -> None:
+        state[0][:] = w  # w_read
 
     def compensate(self, g: np.ndarray, moved: np.ndarray, state: State) -> np.ndarray:
         return np.asarray(compensated_c(g, moved, self.lamda))

@@ -1,7 +1,8 @@
 """One model in training: its buckets, a worker for each, and the iteration it is in. Flat arrays in, flat arrays out.
 
 A front end (`kvstore.fronts.gluon`) knows parameters, devices and a trainer; a session does not. docs/design.md, "The
-seam", shows its calls. In a training step no call waits for the network; other calls say so if they wait.
+seam", shows its calls. In a training step no call waits for the network, but that of a
+worker which guesses (acco); other calls say so if they wait.
 """
 import dataclasses
 import functools
@@ -106,6 +107,10 @@ class Session:
     def _use_inner(self, optimizer: Optional[Optimizer]) -> None:
         """A copy takes this worker's steps: the trainer goes on setting the rate and the scale of its own."""
         if optimizer is not None:
+            if type(optimizer).__name__.startswith("DCASGD"):
+                raise ConfigError(f"store `{self.method.name}` moves weights between two steps, and "
+                                  f"`{type(optimizer).__name__.lower()}` takes that for the delay of a gradient; give the "
+                                  "trainer another optimizer")
             self.local_optimizer = optimizers.build(optimizers.describe(optimizer), trusted=True)
             self._check_skips(self.local_optimizer)
 
@@ -333,7 +338,8 @@ class Session:
             return w
         self._inner_step(bucket, grad, step)
         x = self.w_local[bucket.id]
-        return self.iterate_weights(bucket, x, step) if bucket.first.fragment in self.due() else x
+        due = self.method.due(self._own_options, step.t, bucket.first.fragment)
+        return self.iterate_weights(bucket, x, step) if due else x
 
     def _inner_step(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
         """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""

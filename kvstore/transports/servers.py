@@ -161,7 +161,7 @@ class ParameterServers(Buffered):
             self._outbox.send(bucket, send)
 
     def rest(self) -> None:
-        if self._quorum > 1 and self._buffers and not self.joins:  # nobody waits for a joiner
+        if self._quorum > 1 and self._buffers and not self.joins:  # a joiner meets nobody
             self._command("rest", {"worker_rank": self.worker_rank, "buckets": list(self._buffers)})
 
     def total(self, array: np.ndarray) -> np.ndarray:

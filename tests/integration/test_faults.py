@@ -31,6 +31,19 @@ for _ in range(2):
 print(w.asscalar())
 """
 
+ENDS = """
+import kvstore
+from kvstore.engine._mxnet import mx
+store = kvstore.create("decoupled", H=2, delay=0, quorum=2, merge="mean", lr_outer=1.0, timeout_s=30)
+store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+w = mx.nd.zeros(1)
+store.broadcast("w", w, w)
+for _ in range(12 if store.rank else 4):
+    store.pushpull("w", w - 3, out=w)
+    w.wait_to_read()
+print(store.iteration)
+"""
+
 
 def start(fault: str, codec: str = "none", wire: str = "ps-lite") -> Launch:
     return Launch("-n", 2, "-s", 1, "--wire", wire, FAULTY, fault, codec, env=SERVER)
@@ -159,6 +172,14 @@ def test_a_stopped_agent_is_a_lost_host() -> None:
         assert launch.wait() == 70
     assert "lost host 127.0.0.1 (scheduler, server 0, worker 0, worker 1): its agent has not answered" in launch.said
     assert "has not confirmed" not in launch.said  # it was woken to end its processes
+
+
+@pytest.mark.parametrize("wire", ["ps-lite", "sockets"])
+def test_a_worker_whose_script_ends_without_close_is_not_waited_for_by_a_quorum(tmp_path: Path, wire: str) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    with Launch("-n", 2, "-s", 1, "--wire", wire, tmp_path / "ends.py", env=SERVER) as launch:
+        assert launch.wait() == 0, launch
+    assert sorted(launch.output) == ["worker 0 | 4", "worker 1 | 12"]
 
 
 @pytest.mark.parametrize("wire", ["sockets"])  # on ps-lite MXNet's own threads abort such a child, or it hangs in them

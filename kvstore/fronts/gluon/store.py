@@ -160,6 +160,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         return self._sum(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
     def begin(self) -> None:
+        self._check_usable()
         if self.lanes:
             return
         optimizer = self._global_optimizer()

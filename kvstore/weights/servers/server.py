@@ -201,6 +201,8 @@ class Server:
         It keeps running, because MXNet must still answer this command. The launcher ends it after the workers.
         """
         self._finished_workers.add(sender)
+        if self._shard is not None:
+            self._tell_shard("rest", {"worker_rank": sender, "buckets": self._shard.buckets()})
         if self._finished_workers >= self._all_workers - environment.lost_workers():
             recorder.end()
             deadlines.end("silence")

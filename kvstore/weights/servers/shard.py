@@ -219,8 +219,12 @@ class Shard:
         for key in mine:
             self._entries[key].use(built)
 
+    def buckets(self) -> List[int]:
+        """Those that are open."""
+        return list(self._entries)
+
     def _rest(self, worker_rank: int, buckets: List[int]) -> None:
-        """A worker sends nothing for these before it has met all others."""
+        """A worker sends nothing for these before it has met all others, or has left."""
         for key in buckets:
             if key in self._entries:
                 self._entries[key].rule.rest(worker_rank)

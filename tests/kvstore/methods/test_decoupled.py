@@ -177,6 +177,18 @@ def test_a_worker_that_rests_is_not_waited_for_until_all_rest(
     assert rule.version == 3
 
 
+def test_a_joiner_that_has_left_is_not_waited_for_once_the_others_have_met(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+    (tmp_path / "lost").write_text("1\n+1\n")  # it meets nobody, and may push
+    rule, w = syncer(2, quorum=2), np.zeros(1, np.float32)
+    sends(rule, 0, 1, w)
+    assert not rule.end_round(0, w)
+    rule.rest(1)
+    rule.rest(0)  # all that meet have met
+    assert rule.end_round(0, w) and rule.version == 1
+
+
 def test_what_is_kept_for_a_round_that_has_no_quorum_is_bounded() -> None:
     rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)
     for _ in range(50):
