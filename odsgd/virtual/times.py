@@ -4,8 +4,6 @@
     pace.iteration, pace.staleness, pace.loads
 """
 import collections
-import contextlib
-import gc
 import math
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
@@ -136,12 +134,11 @@ def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int 
             simulation.rest(m)
 
     simulation.over = next_one
-    with _uncollected():
-        for m in range(simulation.num_workers):
-            for t in range(1, (iterations if simulation.synchronous else 2) + 1):
-                simulation.begin(m, t)
-            simulation.rest(m)
-        simulation.met()
+    for m in range(simulation.num_workers):
+        for t in range(1, (iterations if simulation.synchronous else 2) + 1):
+            simulation.begin(m, t)
+        simulation.rest(m)
+    simulation.met()
     warm, end = (max(times[count] for times in over) for count in (warm_up, iterations))
     rates = []
     for times in over:
@@ -149,18 +146,6 @@ def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int 
         own = simulation.synchronous or len(together) <= period
         rates.append(_rate(times[warm_up:iterations + 1] if own else together, period))
     return Pace(simulation.num_workers / sum(rates))
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the garbage collection, which would look at millions of events again and again; none is in a circle."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _rate(over: Sequence[float], period: int) -> float:

@@ -1,7 +1,5 @@
 """Times on a virtual cluster that can be worked out by hand."""
 import dataclasses
-import gc
-import signal
 from typing import Any, Dict, List, Sequence, Tuple, Type
 
 import numpy as np
@@ -52,21 +50,6 @@ COMPUTE_3S = {"iteration": "3s"}
 def test_one_message_takes_both_its_links_and_the_answer_takes_them_back() -> None:
     """T_cop 3, then 1 s there (both links at once) and 1 s back."""
     assert per_iteration("ssgd", workers=1, compute=COMPUTE_3S) == pytest.approx(5)
-
-
-@pytest.mark.parametrize("collects", [True, False])
-def test_garbage_is_collected_afterwards_where_it_was_before_however_a_simulation_ends(
-        collects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    (gc.enable if collects else gc.disable)()
-    try:
-        per_iteration("ssgd", workers=1)
-        whole = gc.isenabled()
-        monkeypatch.setattr(FastSimulation, "met", lambda simulation: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            per_iteration("ssgd", workers=1)
-        assert [whole, gc.isenabled()] == [collects] * 2
-    finally:
-        gc.enable()
 
 
 def test_a_servers_link_is_shared_by_all_workers() -> None:
