@@ -17,10 +17,13 @@ SIMULATED: Dict[str, Any] = {
     **{name: getattr(disk, name) for name in ("os", "tempfile", "shutil", "fcntl")},
     **{name: getattr(processes, name) for name in ("select", "selectors", "subprocess", "socket")},
     **{name: getattr(threads, name) for name in ("threading", "queue", "concurrent")},
-    "pathlib": types.SimpleNamespace(Path=disk.Path)}
+    "pathlib": types.SimpleNamespace(Path=disk.Path),
+    "mmap": types.SimpleNamespace(mmap=None), "uuid": None}  # imported, and not used in any history
 COPIED = ("odsgd.launch", "kvstore.job", "odsgd.training.checkpoint", "odsgd.config.files")
 REAL = ("odsgd.launch.connections.tunnel", "kvstore.job.software", "kvstore.job.agreement", "odsgd.launch.command")
 """Not simulated; what they give is constant, or not used."""
+UNKNOWN = ("asyncio", "datetime", "glob", "http", "logging", "multiprocessing", "random", "sched", "socketserver", "ssl")
+"""They reach the system, or draw, by themselves. Code that comes to need one has to have it simulated first."""
 Changes = Mapping[str, Sequence[Tuple[str, str]]]
 _code: Dict[Tuple[str, Tuple[Tuple[str, str], ...]], Any] = {}
 
@@ -74,6 +77,7 @@ class Image:
             return SIMULATED["concurrent"].futures
         if name in SIMULATED or name.partition(".")[0] in ("os", "concurrent"):
             return SIMULATED[name.partition(".")[0]]
+        assert name.partition(".")[0] not in UNKNOWN, f"{name} is not simulated"
         if not name.startswith(self._copied) or name in self._real:
             return builtins.__import__(name, of, local, names, level)
         module = self.load(name)
