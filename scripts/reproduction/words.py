@@ -81,7 +81,7 @@ def interval(finding: Tested) -> str:
     if found.seeds == 1:
         return f"{number(finding, found.mean)} (one seed)"
     low, high = (number(finding, value, found.mean).replace("× ", "") for value in (found.low, found.high))
-    surely = f" at {100 * finding.surely:.1f} %" * (finding.surely > CONFIDENCE)
+    surely = f" at {100 * finding.surely:.1f} % confidence" * (finding.surely > CONFIDENCE)
     return f"{number(finding, found.mean)} ({low} to {high}{surely})"
 
 
