@@ -380,6 +380,11 @@ class FrontEnd:
         return self._over_workers(sizes, mine if agreement.brings_own(transport) else lambda key: np.zeros(sizes[key]),
                                   transport.total)
 
+    def _bytes_from_worker_0(self, mine: Mapping[Any, np.ndarray]) -> Iterator[Tuple[Any, np.ndarray]]:
+        """The same of arrays of types that single precision cannot represent."""
+        for key, array in mine.items():
+            yield key, np.frombuffer(agreement.from_worker_0(self.session.transport, array.tobytes()), array.dtype)
+
     def _counts(self, *rates: float) -> Tuple[float, Sequence[float]]:
         """Weight of one gradient in the coming iteration, and its learning rates. Waits, where data may be uneven.
 

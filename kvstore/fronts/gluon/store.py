@@ -228,8 +228,9 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self._saved is not None:
             return
         sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}
+        rest = {key: values[key].asnumpy() for key in values if key not in sizes}
         for key, flat in (*self._from_worker_0(sizes, lambda key: values[key].asnumpy()),
-                          *self._bytes_from_worker_0({key: values[key] for key in values if key not in sizes})):
+                          *self._bytes_from_worker_0(rest)):
             _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _take_over(self) -> None:
@@ -255,15 +256,6 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         segment, flat = lane.bucket.segments[0], self.session.w_local[lane.bucket.id].asnumpy()
         held = self._keyed[segment.parameter.key].weights[0].asnumpy().reshape(-1)[segment.start:segment.stop]
         return np.array_equal(held, flat[segment.offset:segment.end].astype(held.dtype))
-
-    def _bytes_from_worker_0(self, mine: Dict[Any, NDArray]) -> Iterator[Tuple[Any, np.ndarray]]:
-        """Worker 0's constants of types that single precision cannot represent. Collective; waits."""
-        arrays = {key: array.asnumpy() for key, array in mine.items()}
-        if arrays:
-            data = agreement.from_worker_0(self.session.transport, b"".join(map(bytes, arrays.values())))
-            ends = np.cumsum([array.nbytes for array in arrays.values()])
-            for (key, array), end in zip(arrays.items(), ends):
-                yield key, np.frombuffer(data[end - array.nbytes:end], array.dtype)
 
     def _agree_on_model(self) -> None:
         """Compare with the other workers all that must be the same, while a difference can still be named."""

@@ -192,12 +192,10 @@ class TorchStore(FrontEnd):
         exact = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
         for name, flat in self._from_worker_0(exact, lambda name: self._numbers(self._tensors[name])):
             _set(self._tensors[name], flat)
-        for name in [name for name in self._tensors if name not in exact]:  # in the same order on all workers
-            tensor = held(self._tensors[name]).detach().cpu().contiguous()
-            flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.zeros(0, dtype=torch.uint8)
-            data = agreement.from_worker_0(self.session.transport, flat.numpy().tobytes())
-            if data:
-                _set(self._tensors[name], torch.frombuffer(bytearray(data), dtype=tensor.dtype))
+        rest = {name: held(one).detach().cpu().contiguous() for name, one in self._tensors.items() if name not in exact}
+        for name, flat in self._bytes_from_worker_0({name: one.reshape(-1).view(torch.uint8).numpy()
+                                                     for name, one in rest.items() if one.numel()}):
+            _set(self._tensors[name], torch.frombuffer(bytearray(flat), dtype=rest[name].dtype))
 
     def begin(self, order: Iterable[str] = ()) -> None:
         """Lay out the buckets, and give the servers their weights. Collective; waits. The first step does it, too.
