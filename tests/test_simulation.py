@@ -1,7 +1,8 @@
 """The launcher and its agents under simulated faults (`scripts/maintain/simulate`): some seeds of it, in every run.
 
 What is tried is the code that ships. A seed's job and faults change with the simulation, so none is kept by its number:
-faults are put into the code instead, and have to be found. All defects of the past: `scripts/maintain/simulate --defects`.
+faults are put into the code instead, and have to be found. All defects of the past: `scripts/maintain/simulate
+--defects`.
 """
 import errno
 import functools

@@ -109,8 +109,8 @@ class Session:
         if optimizer is not None:
             if type(optimizer).__name__.startswith("DCASGD"):
                 raise ConfigError(f"store `{self.method.name}` moves weights between two steps, and "
-                                  f"`{type(optimizer).__name__.lower()}` takes that for the delay of a gradient; give the "
-                                  "trainer another optimizer")
+                                  f"`{type(optimizer).__name__.lower()}` takes that for the delay of a gradient; give "
+                                  "the trainer another optimizer")
             self.local_optimizer = optimizers.build(optimizers.describe(optimizer), trusted=True)
             self._check_skips(self.local_optimizer)
 

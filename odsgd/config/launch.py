@@ -166,8 +166,8 @@ class JobOptions:
                            "connect; --port is then the tunnels' port")
     wire: str = _option("", WIRE, "how workers and servers talk: ps-lite, or odsgd's own sockets, without MXNet",
                         otherwise="ps-lite where MXNet is installed")
-    host_ip: Optional[str] = _option(None, _kind("ADDRESS", "an address", as_text, bool), "this machine's address as the "
-                                     "hosts see it", otherwise="found out")
+    host_ip: Optional[str] = _option(None, _kind("ADDRESS", "an address", as_text, bool), "this machine's address as "
+                                     "the hosts see it", otherwise="found out")
     env: Mapping[str, str] = _option({}, ENV, "set (or pass on) a variable everywhere")
     env_server: Mapping[str, str] = _option({}, ENV, "the same, for servers only")
     env_worker: Mapping[str, str] = _option({}, ENV, "the same, for workers only")

@@ -24,11 +24,11 @@ of ours are means over seeds with the standard deviation.
 A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval (Student's
 t). It covers chance in training and not in the choice of the test set, and has no width where all seeds agree. A claim
 of k comparisons fails only if one of them fails at a confidence of 1 - 0.05/k; where that alone keeps it from failing,
-its wider interval is shown, as "at 98.3 % confidence". Many claims are tested, so one in twenty of those at the edge may be
-chance. A table shows the comparison that decides a claim: of several the worst. "Worst of 3: A - B" means that the
-claim needs three comparisons, and A - B came out worst; the paper's number is that of A - B, too. Where nothing has
-run, it is the one that is closest to what the claim excludes. "1 of 12 planned runs so far, paper" means that 12 runs
-are planned at the paper's scale, and 1 is there.
+its wider interval is shown, as "at 98.3 % confidence". Many claims are tested, so one in twenty of those at the edge
+may be chance. A table shows the comparison that decides a claim: of several the worst. "Worst of 3: A - B" means that
+the claim needs three comparisons, and A - B came out worst; the paper's number is that of A - B, too. Where nothing
+has run, it is the one that is closest to what the claim excludes. "1 of 12 planned runs so far, paper" means that 12
+runs are planned at the paper's scale, and 1 is there.
 
 ✓ a claim holds; ✗ it does not; ? cannot be told. Of times, which are those of a simulated cluster: ✓ reproduced in the
 simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cannot fail there. The *size* is the share of
@@ -46,29 +46,29 @@ BEFORE = ("before there was a plan of seeds (82 claims, at b0c33e8)", 12, 1, 35,
 FEWER = """\
 Why the counts have changed, of learning:
 
-- The one claim of a paper that did not hold is open now: a delayed update loses at most 1.5 points (Table 2). With 8 threads, in 4 % of the
-  training, ours loses more: {delayed-update/table-2/small: prop-8.accuracy - conv-8.accuracy}. But the claim is about
-  the end of the training, and no run of that length is there.
-- Two that held are open again: SASGD's Figure 2, because its test was changed when there were runs, and OD-SGD's Table 2
-  (12 workers), because larger runs are planned.
+- The one claim of a paper that did not hold is open now: a delayed update loses at most 1.5 points (Table 2). With 8
+  threads, in 4 % of the training, ours loses more: {delayed-update/table-2/small: prop-8.accuracy - conv-8.accuracy}.
+  But the claim is about the end of the training, and no run of that length is there.
+- Two that held are open again: SASGD's Figure 2, because its test was changed when there were runs, and OD-SGD's Table
+  2 (12 workers), because larger runs are planned.
 
 Of times:
 
-- The links of OD-SGD's Table 5 are fitted to SSGD's six numbers alone. Since then the simulator does not reproduce that
-  DC-ASGD is slower than SSGD on InfiniBand (Figure 18), or that ASGD is the fastest on Ethernet at every size (Figure 17,
-  which was open), and whether the speed falls as the cluster grows (Table 5) is open.
-- Three tests are stricter: of staleness-aware ASGD's 22 to 28 times (Figure 2) both ends count, and its runs come to more;
-  that Pipe-SGD hides the cost of compressing, which D-Sync pays, is tested in both halves, and the first one fails;
-  Figure 12 of OD-SGD is tested after the warm-up, and open.
+- The links of OD-SGD's Table 5 are fitted to SSGD's six numbers alone. Since then the simulator does not reproduce
+  that DC-ASGD is slower than SSGD on InfiniBand (Figure 18), or that ASGD is the fastest on Ethernet at every size
+  (Figure 17, which was open), and whether the speed falls as the cluster grows (Table 5) is open.
+- Three tests are stricter: of staleness-aware ASGD's 22 to 28 times (Figure 2) both ends count, and its runs come to
+  more; that Pipe-SGD hides the cost of compressing, which D-Sync pays, is tested in both halves, and the first one
+  fails; Figure 12 of OD-SGD is tested after the warm-up, and open.
 - OD-SGD's Figure 10 (the whole training has run) and staleness-aware ASGD's Figure 2 (more seeds) are told by now."""
 
 LEAD = """\
-**In short.** With MobileNet on MNIST, over the paper's whole training, OD-SGD is as accurate as SSGD, to 0.2 points. With
-ResNet-20 on CIFAR-10 it ends some 14 points lower after 10 epochs. In longer trainings there it ends 1 to 2 points lower,
-in so few runs that this may be chance. All runs on CIFAR-10 of 10 epochs and more are from a GPU, and the commit of their
-code is lost. {open} of the paper's {claims} claims of learning are open. In a simulated cluster OD-SGD is 1.3 to 1.5 times as
-fast as SSGD on Ethernet and hardly faster on InfiniBand (the paper: 1.6 to 1.7 times, and 1.3), and about as fast as
-ASGD.
+**In short.** With MobileNet on MNIST, over the paper's whole training, OD-SGD is as accurate as SSGD, to 0.2 points.
+With ResNet-20 on CIFAR-10 it ends some 14 points lower after 10 epochs. In longer trainings there it ends 1 to 2
+points lower, in so few runs that this may be chance. All runs on CIFAR-10 of 10 epochs and more are from a GPU, and
+the commit of their code is lost. {open} of the paper's {claims} claims of learning are open. In a simulated cluster
+OD-SGD is 1.3 to 1.5 times as fast as SSGD on Ethernet and hardly faster on InfiniBand (the paper: 1.6 to 1.7 times,
+and 1.3), and about as fast as ASGD.
 
 The longest trainings with 4 workers so far, test accuracy in %. Difference: OD-SGD minus SSGD, over the seeds run with
 both, with a 95 % interval.
@@ -79,25 +79,29 @@ both, with a 95 % interval.
 | {od-sgd/table-1/paper: ssgd.accuracy} | {od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy}, \
 {od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy, seeds} | 98.76 | 98.59 |
 | ResNet18_v2, CIFAR-10, DC-ASGD-c | 160, as in the paper | {od-sgd/table-2/paper: odsgd-4.accuracy5} \
-| {od-sgd/table-2/paper: ssgd-4.accuracy5} | {od-sgd/table-2/paper: odsgd-4.accuracy5 - ssgd-4.accuracy5} | 80.43 | 80.48 |
+| {od-sgd/table-2/paper: ssgd-4.accuracy5} | {od-sgd/table-2/paper: odsgd-4.accuracy5 - ssgd-4.accuracy5} \
+| 80.43 | 80.48 |
 | ResNet-20, CIFAR-10, SGD | 40 of a guessed 200 | {od-sgd/gap-resnet20/medium: sgd-100.accuracy} \
 | {od-sgd/table-6/medium: ssgd.accuracy} | {od-sgd/gap-resnet20/medium: sgd-100.accuracy - ssgd-100.accuracy}, \
 {od-sgd/gap-resnet20/medium: sgd-100.accuracy - ssgd-100.accuracy, seeds} | 92.14 (DC-ASGD-c) | 92.12 |
 
-With ResNet18 both are some 6 points below the paper, whose code mirrors images at random; these runs do not. Our ResNet-20
-warms up for 58 iterations; the paper's number is of 3 epochs of warm-up, 294 iterations. No run uses ImageNet.
+With ResNet18 both are some 6 points below the paper, whose code mirrors images at random; these runs do not. Our
+ResNet-20 warms up for 58 iterations; the paper's number is of 3 epochs of warm-up, 294 iterations. No run uses
+ImageNet.
 
-{lost} of the {all} results, all those [from a GPU](../how-to/reproduce.md#on-a-gpu), were made with a commit that no longer
-exists: ResNet18, and ResNet-20 in trainings of 10 and 40 epochs. Every other one names a commit of the history.
+{lost} of the {all} results, all those [from a GPU](../how-to/reproduce.md#on-a-gpu), were made with a commit that no
+longer exists: ResNet18, and ResNet-20 in trainings of 10 and 40 epochs. Every other one names a commit of the history.
 
-Times are those of a simulated cluster. With 4 to 12 workers OD-SGD is SSGD without a wait there, and cannot be slower; the
-runs tell by how much it is faster. OD-SGD's samples per second, divided by SSGD's:
+Times are those of a simulated cluster. With 4 to 12 workers OD-SGD is SSGD without a wait there, and cannot be slower;
+the runs tell by how much it is faster. OD-SGD's samples per second, divided by SSGD's:
 
 | network, link | ours | the paper |
 |---|---|---|
 | MobileNet, Ethernet (Table 1) | {od-sgd/table-1/paper: odsgd.speed128 / ssgd.speed128} | × 1.7 |
-| ResNet18, Ethernet (Table 5, 4 workers) | {od-sgd/table-5/small: odsgd-4-eth.speed128 / ssgd-4-eth.speed128} | × 1.56 |
-| ResNet18, InfiniBand (Table 5, 4 workers) | {od-sgd/table-5/small: odsgd-4-ib.speed128 / ssgd-4-ib.speed128} | × 1.31 |
+| ResNet18, Ethernet (Table 5, 4 workers) \
+| {od-sgd/table-5/small: odsgd-4-eth.speed128 / ssgd-4-eth.speed128} | × 1.56 |
+| ResNet18, InfiniBand (Table 5, 4 workers) \
+| {od-sgd/table-5/small: odsgd-4-ib.speed128 / ssgd-4-ib.speed128} | × 1.31 |
 
 What all runs can tell a reader of the OD-SGD paper:"""
 

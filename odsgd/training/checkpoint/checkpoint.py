@@ -261,8 +261,8 @@ def _put_manifest(second: CheckpointMirror, folder: Path, names: Sequence[str]) 
     """Let a copy count, unless that place has lost these files of it meanwhile."""
     gone = [name for name in names if int(folder.name) not in second.holds(name)]
     if gone:
-        raise MirrorError(f"checkpoint {folder.name} does not count there, since {', '.join(gone)} went missing after it "
-                          "was copied; is that disk still there?")
+        raise MirrorError(f"checkpoint {folder.name} does not count there, since {', '.join(gone)} went missing after "
+                          "it was copied; is that disk still there?")
     second.put(folder / manifests.MANIFEST, int(folder.name))
 
 

@@ -22,7 +22,8 @@ SIMULATED: Dict[str, Any] = {
 COPIED = ("odsgd.launch", "kvstore.job", "odsgd.training.checkpoint", "odsgd.config.files")
 REAL = ("odsgd.launch.connections.tunnel", "kvstore.job.software", "kvstore.job.agreement", "odsgd.launch.command")
 """Not simulated; what they give is constant, or not used."""
-UNKNOWN = ("asyncio", "datetime", "glob", "http", "logging", "multiprocessing", "random", "sched", "socketserver", "ssl")
+UNKNOWN = ("asyncio", "datetime", "glob", "http", "logging", "multiprocessing", "random", "sched",
+           "socketserver", "ssl")
 """They reach the system, or draw, by themselves. Code that comes to need one has to have it simulated first."""
 Changes = Mapping[str, Sequence[Tuple[str, str]]]
 _code: Dict[Tuple[str, Tuple[Tuple[str, str], ...]], Any] = {}

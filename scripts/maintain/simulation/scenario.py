@@ -30,6 +30,8 @@ SENT = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT,
         "interrupt": signal.SIGINT, "interrupt twice": signal.SIGINT, "terminate": signal.SIGTERM,
         "end agent": signal.SIGTERM}
 """Faults that are a signal, at first."""
+STATES = {"late agents": ("late_s", 6.0, 0.0), "full": ("full", True, False)}
+"""Those that set something of a host for a while. Its disk is full in a test alone."""
 STUTTERS, STUTTERS_S = 6, 0.8
 """A process that stutters stands still so often, a second apart, for so long."""
 
@@ -362,12 +364,10 @@ class Injector:
         elif kind == "close output":
             self.out.gone = self.err.gone = True
             self._block(False)
-        elif kind == "late agents":
-            host.late_s = 6.0
-            return lambda: setattr(host, "late_s", 0.0)
-        elif kind == "full":  # drawn by a test alone
-            host.full = True
-            return lambda: setattr(host, "full", False)
+        elif kind in STATES:
+            name, meanwhile, otherwise = STATES[kind]
+            setattr(host, name, meanwhile)
+            return lambda: setattr(host, name, otherwise)
         return lambda: None
 
     def _at_links(self, kind: str, host: Host) -> Any:

@@ -1,5 +1,5 @@
 """A session's sums over the workers."""
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import numpy as np
 import pytest
