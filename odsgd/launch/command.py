@@ -96,13 +96,13 @@ def _job(options: LaunchOptions, words: List[str]) -> plan.Job:
         least_workers=least if elastic else None, most_workers=most if elastic else None,
         reads=_reads(command, config, options.launcher), **options.kept())
     job = _secured(job) if options.secure else job
-    job = dataclasses.replace(job, closed=_why_closed(job, training))
+    job = dataclasses.replace(job, closed=why_closed(job, training))
     if job.spare and job.closed:
         raise ConfigError(f"--spare {job.spare}: nobody could join this job: {job.closed}")
     return job
 
 
-def _why_closed(job: plan.Job, training: "Union[TrainConfig, StandIn, None]") -> str:
+def why_closed(job: plan.Job, training: "Union[TrainConfig, StandIn, None]" = None) -> str:
     """Why no worker can join this job while it runs, in words; empty if one can, or its script will say."""
     if job.launcher in AGENTS_CALL:
         return f"its launcher is {job.launcher}, which starts all workers together; join takes --launcher local or ssh"

@@ -315,7 +315,7 @@ class Channel:
 
 def _message(line: bytes) -> Message:
     try:
-        message = json.loads(line)
+        message = json.loads(line[max(line.find(b'{"message": '), 0):])  # a shell may have begun it, as with a title
         found: Message = of_json(MESSAGES[message["message"]], message)
         return found
     except (ValueError, RecursionError, LookupError, TypeError):

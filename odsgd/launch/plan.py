@@ -42,7 +42,8 @@ FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port
 
 #: Removed unless --env sets them. ps-lite would take PORT, which many tools set, for the port of every process;
 #: MASTER_ADDR and MASTER_PORT would lead a process group of PyTorch's into an outer job.
-MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT"))
+MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU",
+                        "SLURM_TRES_PER_TASK"))
 #: Variables that other hosts get without --env: the settings of the libraries that a job uses.
 FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
                        r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)")
@@ -141,7 +142,8 @@ def make_plan(job: Job, scheduler_address: Tuple[str, int], attempts_before: int
     python = sys.executable if job.launcher == "local" else job.remote_python
     scheduler = job.server_command or (sys.executable, "-m", "kvstore.weights.servers")  # always on this machine
     server = job.server_command or (python, "-m", "kvstore.weights.servers")
-    worker = (python, *job.command) if job.command[0].endswith(".py") else job.command
+    command = tuple(elsewhere(word, job) if word in job.reads else word for word in job.command)
+    worker = (python, *command) if command[0].endswith(".py") else command
 
     def process(role: str, rank: int, host: Host, command: Tuple[str, ...], env: Mapping[str, str]) -> Process:
         mine = _identity(job, role, rank, host, scheduler_host)

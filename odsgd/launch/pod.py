@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from kvstore.errors import EXIT_DEADLINE, EXIT_USAGE, ConfigError, shown
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE, ConfigError, shown
 from odsgd.launch import command, supervisor
 from odsgd.launch.agent.agent import Agent
 from odsgd.launch.connections import handshake
@@ -51,12 +51,13 @@ def job_of(environ: Mapping[str, str]) -> Job:
     except ValueError as error:
         raise ConfigError(f"ODSGD_LAUNCH is not what a shell would read: {error}") from None
     job = command.parse(["--launcher", "local", *words])
+    closed = command.why_closed(dataclasses.replace(job, launcher="kubernetes"))
     name, port = launcher_address(environ)
     first = name.partition(".")[0]
     rest = pod_names(first.rpartition("-")[0], job.num_workers)[1:]
     return dataclasses.replace(
-        job, launcher="kubernetes", slots=(Host(first, here=True), *map(Host, rest)), secret=_secret(environ),
-        host_ip=job.host_ip or environ.get("ODSGD_POD_IP"), agents_port=port)
+        job, launcher="kubernetes", closed=closed, slots=(Host(first, here=True), *map(Host, rest)),
+        secret=_secret(environ), host_ip=job.host_ip or environ.get("ODSGD_POD_IP"), agents_port=port)
 
 
 def serve(number: int, environ: Mapping[str, str]) -> int:
@@ -74,11 +75,12 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
         agent = Agent(of_json(Orders, told), Channel(fd, fd))
         agent.run()
         os.close(fd)
+        over = 0 if agent.told_to_stop else EXIT_FAILURE  # else pod 0 was lost, and the job is
         if agent.ended_by is not None:  # by Kubernetes: another pod has to take this one's place
             return 128 + agent.ended_by
         _end_on_signals()
         called = call(number, launcher, secret, OVER_S)
-    return 0
+    return over
 
 
 def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 
+from kvstore._version import VERSION
 from odsgd.launch.agent.agent import Agent
 from odsgd.launch.connections import handshake
 from odsgd.launch.messages import Channel, Orders, of_json
@@ -30,6 +31,9 @@ def main() -> int:
             agent = Agent(of_json(Orders, json.loads(line)), Channel(0, 1))
     except OSError as error:
         sys.exit(f"odsgd agent on {socket.gethostname()}: {error}")
+    except (LookupError, TypeError, ValueError) as error:
+        sys.exit(f"odsgd agent on {socket.gethostname()}: it cannot read its orders ({error!r}); it is odsgd "
+                 f"{VERSION}, and every host needs the version of the launching machine")
     return agent.run()
 
 

@@ -40,7 +40,7 @@ class Agent:
     def __init__(self, orders: Orders, channel: Channel) -> None:
         self.orders, self.channel = orders, channel
         self.children: Dict[int, Child] = {}
-        self.stopping = False
+        self.stopping = self.told_to_stop = False
         self.signalled: Optional[int] = None  # a signal that has not been obeyed yet
         self.ended_by: Optional[int] = None
         self.kill_at: Optional[float] = None
@@ -58,7 +58,7 @@ class Agent:
         self.tunnel: Optional[TunnelProcess] = None
         self.mpi_files: Set[str] = set()
         self._handlers: Dict[Type[Message], Callable[[Any], object]] = {
-            messages.Stop: lambda stop: self._stop(stop.grace_s),
+            messages.Stop: self._told,
             messages.Ping: self._pinged,
             messages.EndHung: self._end_hung,
             messages.MpiAnswer: self._answer_mpi,
@@ -275,6 +275,10 @@ class Agent:
         for message in self.channel.receive():
             if type(message) in self._handlers:
                 self._handlers[type(message)](message)
+
+    def _told(self, stop: messages.Stop) -> None:
+        self.told_to_stop = True
+        self._stop(stop.grace_s)
 
     def _end_hung(self, hung: messages.EndHung) -> None:
         for child in self._named(hung.process):

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -121,6 +122,8 @@ def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]
     inherited = {name: value for name, value in os.environ.items()
                  if name not in orders.drop and not MPI_PRIVATE.fullmatch(name)}
     env = {**inherited, **orders.env, **process.env}
+    beside = os.path.dirname(sys.executable)  # `odsgd` and `python` of this environment, which ssh may not know
+    env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), beside])
     if lost_file:
         env["ODSGD_LOST"] = lost_file
     env.setdefault("OMP_NUM_THREADS", str(_threads(orders)))
@@ -150,7 +153,8 @@ def _local_rank() -> Dict[str, str]:
 def _threads(orders: Orders) -> int:
     """The host's cores shared by its workers and servers (the scheduler computes nothing), at least one each."""
     computing = sum(process.name != "scheduler" for process in orders.processes)
-    return max(1, linux.cores() // max(1, computing * int(_number(MPI_LOCAL_SIZES) or 1)))
+    agents = int(_number(MPI_LOCAL_SIZES) or 1) if _number(MPI_LOCAL_RANKS) else 1  # else sbatch's, of other tasks
+    return max(1, linux.cores() // max(1, computing * agents))
 
 
 def _number(variables: Sequence[str]) -> str:

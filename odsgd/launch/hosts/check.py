@@ -15,7 +15,7 @@ from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import ssh
-from odsgd.launch.hosts.ssh import ReachError, ssh_to, working_directory
+from odsgd.launch.hosts.ssh import ReachError, quoted, ssh_to, working_directory
 from odsgd.launch.plan import Job, elsewhere
 
 ANSWERED_WITHIN_S, LOOK_EVERY_S = 20.0, 0.1
@@ -76,19 +76,18 @@ def _answer(asked: "subprocess.Popen[bytes]", deadline: float, given_up: threadi
 
 def question(job: Job) -> str:
     """The question, in sh, which every shell can run. Files that will be copied to the host are left out."""
-    looks: List[str] = []
+    looks = ["echo"]  # ends a line that a shell has begun
     there = [path for path in job.reads if not job.sync_dst_dir or os.path.isabs(elsewhere(path, job))]
     if not job.sync_dst_dir:
-        folder = shlex.quote(working_directory(job))
-        looks.append(f"cd {folder} || {{ echo {shlex.quote(f'{MISSING}folder {working_directory(job)}')}; "
-                     f"echo {READY}; exit; }}")
+        folder = working_directory(job)
+        misses = shlex.quote(f"{MISSING}folder {folder}")
+        looks.append(f"cd {quoted(folder)} || {{ echo {misses}; echo {READY}; exit; }}")
     looks += [*(_look("test -e", path) for path in there), _look("command -v", job.remote_python)]
     return f"exec sh -c {shlex.quote('; '.join([*looks, f'echo {READY}']))}"
 
 
 def _look(test: str, path: str) -> str:
-    home, rest = ('"$HOME"/', path[2:]) if path.startswith("~/") else ("", path)
-    return f"{test} {home}{shlex.quote(rest)} >/dev/null || echo {shlex.quote(MISSING + path)}"
+    return f"{test} {quoted(path)} >/dev/null || echo {shlex.quote(MISSING + path)}"
 
 
 class MissingHosts:

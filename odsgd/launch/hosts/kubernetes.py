@@ -1,6 +1,6 @@
-"""A job on Kubernetes: its manifests, `kubectl apply`, and the port that its agents call. Its pods run `pod.py`.
+"""A job on Kubernetes: its manifests, `kubectl create`, and the port that its agents call. Its pods run `pod.py`.
 
-    Secret     the job's secret; no pod's description shows it
+    Secret     the job's secret, and its command with the values of --env; no pod's description shows them
     Service    without an address of its own (headless): it gives pod 0 a name
     Job        indexed, one pod per worker, pod k with worker k; servers beside them, as on hosts of one slot each
 
@@ -49,10 +49,10 @@ def submit(job: Job, options: LaunchOptions) -> int:
     if not shutil.which(kubectl[0]):
         raise ConfigError(f"{kubectl[0]} is not a program on this machine; install kubectl, name it in ODSGD_KUBECTL, "
                           "or take the manifests that --dry-run shows to where it is")
-    done = ran([*kubectl, "apply", "-f", "-"], "--launcher kubernetes", APPLIED_WITHIN_S, text)
+    done = ran([*kubectl, "create", "-f", "-"], "--launcher kubernetes", APPLIED_WITHIN_S, text)
     if done.returncode:
         said = " ".join(done.stderr.split()) or "no reason given"
-        print(f"odsgd launch: kubectl apply ended with exit code {done.returncode}: {said}", file=sys.stderr)
+        print(f"odsgd launch: kubectl create ended with exit code {done.returncode}: {said}", file=sys.stderr)
         return EXIT_FAILURE
     where = f" -n {options.namespace}" if options.namespace else ""
     print(f"odsgd launch: Kubernetes has job {name}; its output: kubectl logs{where} -f --tail=-1 -l "
@@ -68,7 +68,7 @@ def manifests(job: Job, name: str, options: LaunchOptions) -> List[Manifest]:
     template = {"metadata": {"labels": dict(labels)}, "spec": _pod_spec(job, name, options)}
     return [
         {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque",
-         "stringData": {"secret": secrets.token_hex(32)}},
+         "stringData": {"secret": secrets.token_hex(32), "launch": shlex.join(words(job))}},
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata,
          "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {OURS: name},
                   "ports": [{"name": "launcher", "port": AGENTS_PORT}]}},
@@ -89,24 +89,24 @@ def _pod_spec(job: Job, name: str, options: LaunchOptions) -> Manifest:
     """Our part of a pod on top of the user's, whose first container runs the job."""
     theirs = _pod(options.pod) if options.pod else {}
     first, *others = theirs.pop("containers", None) or [{}]
-    ours = {**first, "name": first.get("name", "odsgd"), "image": options.image,
-            "command": ["python3", "-m", MODULE],
-            "env": [*_environment(job, name), *(first.get("env") or [])],
-            "volumeMounts": [*(first.get("volumeMounts") or []), {"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]}
+    mounts, volumes = first.get("volumeMounts") or [], theirs.get("volumes") or []
+    if all(mount.get("mountPath") != "/dev/shm" for mount in mounts):
+        mounts = [*mounts, {"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]
+        volumes = [*volumes, {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]
+    ours = {**first, "name": first.get("name", "odsgd"), "image": options.image, "command": ["python3", "-m", MODULE],
+            "env": [*_environment(name), *(first.get("env") or [])], "volumeMounts": mounts}
     if options.resources:
         ours["resources"] = {"requests": dict(options.resources), "limits": dict(options.resources)}
     return {"terminationGracePeriodSeconds": int(job.grace_s) + 25, **theirs,
             "subdomain": name, "restartPolicy": "Never", "enableServiceLinks": False,
-            "containers": [ours, *others],
-            "volumes": [*(theirs.get("volumes") or []), {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]}
+            "containers": [ours, *others], **({"volumes": volumes} if volumes else {})}
 
 
-def _environment(job: Job, name: str) -> List[Manifest]:
+def _environment(name: str) -> List[Manifest]:
     first = pod_names(name, 1)[0]
-    launch = shlex.join(words(job)).replace("$", "$$")  # Kubernetes fills in $(NAME), and makes $ of $$
-    return [{"name": "ODSGD_LAUNCH", "value": launch},
+    return [*({"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+              for variable, key in (("ODSGD_LAUNCH", "launch"), ("ODSGD_SECRET", "secret"))),
             {"name": "ODSGD_LAUNCHER", "value": f"{first}.{name}:{AGENTS_PORT}"},
-            {"name": "ODSGD_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}}},
             {"name": "ODSGD_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 

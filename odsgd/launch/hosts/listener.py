@@ -39,7 +39,12 @@ class AgentListener:
         self.waiting = {number for number, agent in enumerate(expected) if agent.processes}
         self.starter: Optional[subprocess.Popen[bytes]] = None  # the local program that starts them, if there is one
         self.starter_name = self.family = ""  # as `mpirun` and `MPI`
-        self.socket = socket.create_server((address, port), backlog=BACKLOG)
+        try:
+            self.socket = socket.create_server((address, port), backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"agents cannot call {address or 'this machine'}{f':{port}' if port else ''}: "
+                              f"{error.strerror}; --host-ip has to be an address of this machine, and the port free"
+                              ) from None
         self.socket.setblocking(False)
         self._unproven: List[handshake.UnprovenConnection] = []
         self._full, self._again_at = False, 0.0

@@ -22,8 +22,11 @@ from odsgd.launch.hostfile import Host
 from odsgd.launch.messages import Channel, Orders, ProcessOrders, RemoteSocket, TunnelOrders
 from odsgd.launch.plan import Job, Plan, Process
 
-SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "LogLevel=ERROR")
-"""With its usual LogLevel ssh announces each new host in the middle of the job's output."""
+SSH_OPTIONS = tuple(word for option in (
+    "BatchMode=yes", "ServerAliveInterval=15", "LogLevel=ERROR", "ControlMaster=no", "ClearAllForwardings=yes",
+    "RequestTTY=no") for word in ("-o", option))
+"""With its usual LogLevel ssh announces each new host in the middle of the job's output. A connection that the user
+shares is used, and none is left behind that holds our streams."""
 CONNECTED_WITHIN_S = 30
 ROOM_WITHIN_S = 3.0
 """How long the machine may lack the memory, or the right, for one more process of the launcher's."""
@@ -159,7 +162,13 @@ def remote_command(job: Job) -> str:
     """One line for any shell on the host: `cd`, `&&` and `env` are the same in sh and csh."""
     path = planning.package_path(job)
     words = [*(["env", f"PYTHONPATH={path}"] if path else []), job.remote_python, *AGENT]
-    return f"cd {shlex.quote(working_directory(job))} && exec {shlex.join(words)}"
+    return f"cd {quoted(working_directory(job))} && exec {' '.join(map(quoted, words))}"
+
+
+def quoted(word: str) -> str:
+    """A word for a shell on a host, which knows where its ~ is."""
+    home, rest = ('"$HOME"/', word[2:]) if word.startswith("~/") else ("", word)
+    return home + shlex.quote(rest)
 
 
 def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":

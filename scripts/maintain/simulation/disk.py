@@ -248,7 +248,7 @@ path = types.SimpleNamespace(
 os = types.SimpleNamespace(
     **{name: getattr(real_os, name) for name in (
         "O_NONBLOCK", "O_NOFOLLOW", "O_RDONLY", "O_WRONLY", "O_CREAT", "O_TRUNC", "O_APPEND", "O_EXCL", "P_ALL",
-        "WEXITED", "WNOHANG", "WNOWAIT", "X_OK", "W_OK", "sep", "pathsep", "pardir", "fspath", "PathLike")},
+        "WEXITED", "WNOHANG", "WNOWAIT", "X_OK", "W_OK", "sep", "pathsep", "defpath", "pardir", "fspath", "PathLike")},
     path=path, open=os_open, read=os_read, write=os_write, close=os_close, listdir=listdir, unlink=unlink,
     remove=unlink, replace=replace, mkdir=mkdir, fsync=fsync, environ=stdlib._Environ(), pipe=stdlib.os_pipe,
     dup=stdlib.os_dup, set_blocking=stdlib.set_blocking, kill=stdlib.os_kill, killpg=stdlib.killpg,
