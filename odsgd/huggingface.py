@@ -14,6 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 import odsgd.torch as od
+from kvstore.errors import ConfigError
 
 
 class HuggingFaceCallback(TrainerCallback):
@@ -24,6 +25,9 @@ class HuggingFaceCallback(TrainerCallback):
         self._unsent = contextlib.ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step:
+            raise ConfigError("the Trainer's checkpoints have no state of the optimizer, so train cannot go on from "
+                              "one; leave resume_from_checkpoint out, and load the model's weights")
         self.store, trainer = od.create(*self._words, **self._options), self._trainer
         its = trainer.optimizer.optimizer = od.Optimizer(trainer.optimizer.optimizer, trainer.model_wrapped, self.store)
         args.save_only_model = True  # one worker alone saves

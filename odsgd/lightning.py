@@ -38,7 +38,8 @@ class LightningCallback(lightning.Callback):
         if any(isinstance(one, AVERAGING) for one in trainer.callbacks):  # which read the weights after each step
             trainer.optimizers[0].register_step_post_hook(lambda optimizer, *_: optimizer.synchronize())
         self._clips = bool(trainer.gradient_clip_val) and not self.store.takes_weights
-        if self._clips:
+        alone = not wrapped and trainer.accumulate_grad_batches > 1  # then Lightning calls no `no_sync`
+        if self._clips or (alone and not self.store.takes_weights):
             self._unsent.enter_context(trainer.optimizers[0].no_sync())
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:

@@ -133,6 +133,11 @@ class FrontEnd:
         Untrained arrays of trainable types (the statistics of BatchNorm) hold their mean over devices and workers.
         Afterwards the parameters hold this worker's own values again.
         """
+        with self.showing(self._global_snapshot()):
+            yield
+
+    def _global_snapshot(self) -> Snapshot:
+        """What `global_weights` shows. Collective; waits."""
         self.begin()
         self._meet()
         self._idle()
@@ -147,8 +152,7 @@ class FrontEnd:
         for flat in weights:
             flat.wait_to_read()
         self._idle()  # who went on sooner would push before others have fetched
-        with self.showing(Snapshot(weights, {**own, **shared})):
-            yield
+        return Snapshot(weights, {**own, **shared})
 
     def snapshot(self) -> Snapshot:
         """The global weights of an asynchronous job as they are now, for `showing`. Not collective; waits for nothing.
@@ -164,22 +168,32 @@ class FrontEnd:
     @contextlib.contextmanager
     def showing(self, snapshot: Snapshot) -> Iterator[None]:
         """Inside, this worker's parameters hold what a `snapshot` has. Not collective; waits for nobody else."""
+        show_own = self._put(snapshot)
+        try:
+            yield
+        finally:
+            show_own()
+
+    def _put(self, snapshot: Snapshot) -> Callable[[], None]:
+        """Let the parameters hold a snapshot; returns what brings back what they have held."""
         before, aux = self._shown, self._aux()
         own_weights = self._own_weights() if before is None else before.weights
-        try:
+
+        def show_own() -> None:
+            self._shown = before
+            for lane, own in zip(self.lanes, own_weights):
+                lane.show(own)
+            self._set_aux(aux)
+            self._own_aux = {} if before is None else self._own_aux
+
+        with contextlib.ExitStack() as otherwise:
+            otherwise.callback(show_own)
             self._shown, self._own_aux = snapshot, self._own_aux or aux
             for lane, flat in zip(self.lanes, snapshot.weights):
                 lane.show(flat)
             self._set_aux(snapshot.aux)
-            yield
-        finally:
-            self._shown = before
-            try:
-                for lane, own in zip(self.lanes, own_weights):
-                    lane.show(own)
-            finally:
-                self._set_aux(aux)
-                self._own_aux = {} if before is None else self._own_aux
+            otherwise.pop_all()
+        return show_own
 
     def _own_weights(self) -> List[NDArray]:
         """This worker's, by bucket, as the session has them, too."""
@@ -358,7 +372,7 @@ class FrontEnd:
     def _warn(self, said: Optional[str]) -> None:
         """Worker 0 prints it."""
         if said is not None and self.rank == 0:
-            _warn(said)
+            print(f"{environment.who()}: warning: {said}", file=sys.stderr, flush=True)
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """Over the workers, in single precision. Collective; waits."""
@@ -462,11 +476,9 @@ class FrontEnd:
             raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer for it")
 
 
-def _warn(said: str) -> None:
+@functools.lru_cache(maxsize=None)
+def warn_once(said: str) -> None:
     print(f"{environment.who()}: warning: {said}", file=sys.stderr, flush=True)
-
-
-warn_once = functools.lru_cache(maxsize=None)(_warn)
 
 
 def warn_of_own(store: str, other_ways: str = "") -> None:
@@ -477,8 +489,7 @@ def warn_of_own(store: str, other_ways: str = "") -> None:
 
 def together(sizes: Mapping[Any, int]) -> Iterator[List[Any]]:
     """Groups of keys whose numbers travel in one sum."""
-    keys: List[Any] = []
-    numbers = 0
+    keys, numbers = [], 0  # type: List[Any], int
     for key, size in sizes.items():
         if keys and numbers + size > SUMMED_TOGETHER:
             yield keys

@@ -230,6 +230,9 @@ class _Group:
         with self._meeting():
             if self.ours:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
+            if group is not None and dist.get_rank(group) < 0:
+                raise ConfigError(f"rank {dist.get_rank()} is not in the group that the store is made of; make it on "
+                                  "the ranks of the group alone")
             self._ranks = None if group is None else dist.get_process_group_ranks(group)
             self._totals = self._new()
         self.world = dist.group.WORLD
@@ -263,7 +266,7 @@ class _Group:
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits."""
-        total = torch.tensor(np.asarray(array, np.float32))
+        total = torch.from_numpy(np.array(array, np.float32))  # on the CPU, whatever the default device is
         with deadlines.waiting_for("a sum over the workers", timeout_s or self._timeout_s, LATE):
             try:
                 self._dist.all_reduce(total, group=self._totals)

@@ -55,7 +55,7 @@ def parse_env(values: Sequence[str]) -> Dict[str, str]:
     env = {}
     for value in values:
         parts = value.split(",")
-        several = any(all(re.fullmatch(f"[A-Za-z_]\\w*{rest}", part) for part in parts) for rest in ("", ":[^:]*"))
+        several = all(re.fullmatch(r"[A-Za-z_]\w*(:[^:]*)?", part) for part in parts)
         for part in parts if several else [value]:
             match = re.fullmatch(r"([A-Za-z_]\w*)(?:([:=])(.*))?", part, re.DOTALL)
             if not match:

@@ -170,5 +170,5 @@ def test_kubectl_that_reaches_no_cluster_is_one_line_with_its_words(tmp_path: Pa
                           env={**os.environ, "KUBECONFIG": str(tmp_path / "none"),
                                "ODSGD_KUBECTL": "kubectl --server=http://127.0.0.1:1"}, cwd=ROOT)
     assert done.returncode == 70 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("odsgd launch: kubectl apply ended with exit code 1: ")
+    assert done.stderr.startswith("odsgd launch: kubectl create ended with exit code 1: ")
     assert "refused" in done.stderr

@@ -8,6 +8,7 @@
 import contextlib
 import functools
 import sys
+import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 import numpy as np
@@ -45,18 +46,19 @@ class Arrivals:
         if name in self._there:
             raise ProtocolError(f"a second gradient of {name} appeared before optimizer.step(), when the first may "
                                 "have left already; let all backward passes of an iteration but the last run under "
-                                "`with optimizer.no_sync():`")
+                                "`with optimizer.no_sync():`. After a backward pass that failed call zero_grad(); if "
+                                "gradients had left by then, only a new store can go on")
         self._there.add(name)
         for number in self._buckets_of[name]:
             self._missing[number] -= 1
         while self.left < len(self._missing) and not self._missing[self.left]:
-            self.left += 1
-            yield self.left - 1
+            yield self.left
+            self.left += 1  # if it could be sent
 
     def rest(self) -> Iterator[int]:
         while self.left < len(self._missing):
+            yield self.left
             self.left += 1
-            yield self.left - 1
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -95,8 +97,12 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(optimizer, Optimizer):
             raise ConfigError("the optimizer is an od.Optimizer, which trains by a store already; give the one of "
                               "torch.optim that it was made of, new (a Trainer of Hugging Face's trains once)")
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model = self._stop_exchanges(model)
+        self._wrapper = model if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
+        if self._wrapper is not None:
+            if self._wrapper.static_graph:
+                raise ConfigError("the model is in DistributedDataParallel with static_graph=True, which exchanges "
+                                  "gradients in any case; leave static_graph out")
+            model = self._wrapper.module
         models.refuse_wrapped(model)
         translated = self._translated(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -121,6 +127,7 @@ class Optimizer(torch.optim.Optimizer):
         store.session.own_step = self._own_step()
         store.take(functools.partial(models.tensors, model), self._described(), translated)
         store.optimizer = self
+        self._let_wrapper_exchange(False)
         self._watch()
         self._watch_given()
 
@@ -143,6 +150,13 @@ class Optimizer(torch.optim.Optimizer):
         arrivals.begin()
         self.store.show(self._at_step)
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As PyTorch's. After a backward pass that an error has ended before anything left, the next may be whole."""
+        super().zero_grad(set_to_none)
+        if self._arrivals is not None and not self._arrivals.left:
+            self._arrivals.begin()
+            self.store.let_change()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -271,17 +285,21 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_trained(self) -> None:
         """ConfigError if other parameters are trained than in the beginning, or the model not by this one any more."""
+        if _called_by("_init_optim_state"):
+            raise ConfigError("torch.distributed.checkpoint.state_dict takes a step to make an optimizer's state, and "
+                              "a step of a store is an iteration of all workers: save and load the store itself, "
+                              'dcp.save({"store": store}, ...), beside the model')
         self.store._check_may_step()
         if not self._hooks:
             raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
                               "the same parameters since")
-        if not (self.store.lanes or any(models.those_in(self._model, "FSDPModule"))):  # FSDP puts others in their place
+        if not any(models.those_in(self._model, "FSDPModule")):  # which puts others in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:
                 if id(tensor) not in there:
                     raise ConfigError(f"{name} is another tensor than when od.Optimizer was made, which would train "
                                       "the one that is gone: replace layers, and call load_state_dict(assign=True), "
-                                      "before the optimizer is made")
+                                      "before the optimizer is made, or go on with a new store and a new optimizer")
         if len(self._given.param_groups) != len(self._fixed):
             self._check_fixed(self._given.param_groups, "now")
         for name, tensor, frozen in self._own:
@@ -331,14 +349,14 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict(saved)
         self._given.param_groups = self.param_groups  # a scheduler may have been made of it
 
-    def _stop_exchanges(self, wrapper: torch.nn.parallel.DistributedDataParallel) -> torch.nn.Module:
-        """The wrapped model. From here on the wrapper behaves as under its own `no_sync`; its `no_sync` is now ours."""
-        if wrapper.static_graph:
-            raise ConfigError("the model is in DistributedDataParallel with static_graph=True, which exchanges "
-                              "gradients in any case; leave static_graph out")
-        wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = False
-        wrapper.no_sync, wrapper.join = self.no_sync, models.refuse_join
-        return wrapper.module
+    def _let_wrapper_exchange(self, again: bool) -> None:
+        """While the store trains, DistributedDataParallel behaves as under its own `no_sync`; its `no_sync` is ours."""
+        if self._wrapper is not None:
+            self._wrapper.require_backward_grad_sync = self._wrapper.require_forward_param_sync = again
+            if again:
+                del self._wrapper.no_sync, self._wrapper.join
+            else:
+                self._wrapper.no_sync, self._wrapper.join = self.no_sync, models.refuse_join
 
     def _watch(self) -> None:
         """What a script does, where the store must know of it."""
@@ -361,6 +379,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def leave_model(self) -> None:
         """The store has no more to do with the model."""
+        self._let_wrapper_exchange(True)
+        self._wrapper = None
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -390,12 +410,17 @@ class Optimizer(torch.optim.Optimizer):
         self._hooks += [module.register_state_dict_pre_hook(saved) for module in own]
 
     def _watch_gradients(self) -> None:
-        trained = {one.name for one in self._described()}
+        trained, me = {one.name for one in self._described()}, weakref.ref(self)
+
+        def appeared(name: str, _: torch.Tensor) -> None:
+            optimizer = me()  # PyTorch keeps this function where no garbage collector looks
+            if optimizer is not None:
+                optimizer._appeared(name)
+
         for tensor in self._model.parameters():
             name = self._names[id(tensor)]
             if name in trained:
-                self._hooks.append(tensor.register_post_accumulate_grad_hook(
-                    lambda _, name=name: self._appeared(name)))
+                self._hooks.append(tensor.register_post_accumulate_grad_hook(functools.partial(appeared, name)))
 
     def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
         """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model
@@ -420,10 +445,10 @@ class Optimizer(torch.optim.Optimizer):
             for segment in lane.bucket.segments:
                 lanes.setdefault(segment.parameter.name, []).append(lane)
         awaited: Set[str] = set()
-        for module in self._ran & self._before.keys():  # not modules of a copy of the model
+        for module in self._before:
             own = list(lanes) if self._at_once else [self._names[id(one)] for one in module.parameters(recurse=False)]
             self._awaits[module] = list(dict.fromkeys(lane for name in own for lane in lanes.get(name, [])))
-            awaited.update(own)
+            awaited.update(own if module in self._ran else ())
         # What is computed on elsewhere than in its module (as in MultiheadAttention) is there when the model begins.
         others = list(dict.fromkeys(lane for name in lanes if name not in awaited for lane in lanes[name]))
         if self._model in self._ran:
@@ -433,6 +458,7 @@ class Optimizer(torch.optim.Optimizer):
         for module, handle in self._before.items():
             if not self._awaits.get(module):
                 handle.remove()
+        self._ran.clear()  # copies of the model may be in it
         return arrivals
 
 
@@ -444,15 +470,27 @@ class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """As PyTorch's; collective, unless each skips its own."""
-        if self.is_enabled():
+        if self.is_enabled() and isinstance(optimizer, Optimizer):
             optimizer._step_supports_amp_scaling = optimizer.store.takes_weights  # else this one skips
         return super().step(optimizer, *args, **kwargs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """As PyTorch's; collective, and waits. `step` does it, too, where gradients travel."""
         super().unscale_(optimizer)
-        if self.is_enabled():
+        if self.is_enabled() and isinstance(optimizer, Optimizer):
             found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
             total = optimizer.sum_overflows(sum(one.item() for one in found))
             for one in found:
                 one.fill_(total)
+
+
+def _called_by(name: str) -> bool:
+    """Whether the call that is under way comes from a function of this name, a few calls up."""
+    frame = sys._getframe(1)
+    for _ in range(6):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_code.co_name == name:
+            return True
+    return False

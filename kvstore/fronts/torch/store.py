@@ -3,14 +3,13 @@
     gradients of a bucket  →  TensorLane.gather → Session.iterate            while the backward pass runs
     its weights            →  TensorLane.show                                before a module computes on them
 """
-import contextlib
 import dataclasses
 import functools
 import io
 import json
 import weakref
 import zlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
 import torch
@@ -75,7 +74,7 @@ class TorchStore(FrontEnd):
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         super().__init__(method, options, transport)
         self.optimizer: Any = None  # the one that trains by it, once made
-        self._shows_global = contextlib.ExitStack()
+        self._show_own: Callable[[], None] = _nothing
         self._tensors: Dict[str, torch.Tensor] = {}  # when they were given
         self._now: Callable[[], Mapping[str, torch.Tensor]] = dict
         self._trained: Dict[str, Trained] = {}
@@ -111,21 +110,20 @@ class TorchStore(FrontEnd):
         if self.optimizer is not None:
             self.optimizer.leave_model()
 
-    @contextlib.contextmanager
-    def showing(self, snapshot: Snapshot) -> Iterator[None]:
+    def _put(self, snapshot: Snapshot) -> Callable[[], None]:
         self.show(self.lanes)  # else the first module that is called would show them
         self._check_weights()
-        with super().showing(snapshot):
-            yield
+        return super()._put(snapshot)
 
     def show_global(self) -> None:
         """Let the model hold the global weights until `show_own`, for a trainer's callback. Collective; waits."""
         self.show_own()
-        self._shows_global.enter_context(self.global_weights())
+        self._show_own = self._put(self._global_snapshot())
 
     def show_own(self) -> None:
         """Let the model hold this worker's own weights again."""
-        self._shows_global.close()
+        show_own, self._show_own = self._show_own, _nothing
+        show_own()
 
     # -- before the first step ---------------------------------------------------------------------------------
 
@@ -460,6 +458,10 @@ class TorchStore(FrontEnd):
         buffers = self._buffers()
         for name, (value,) in values.items():
             _set(buffers[name], value)
+
+
+def _nothing() -> None:
+    """What the model holds is this worker's own."""
 
 
 def _set(tensor: torch.Tensor, value: Any) -> None:
