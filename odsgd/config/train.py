@@ -319,6 +319,9 @@ class TrainConfig(TrainOptions):
             if self.dtype != "float32" and getattr(self, key) is not None:
                 raise ConfigError(f"dtype `{self.dtype}` has no meaning with {key}, which has its own account of what "
                                   "computing takes; leave one of them out")
+        if self.dtype == "float16" and not (self.hybridize or self.num_gpus or self.gpus):
+            raise ConfigError("dtype `float16` without hybridize: on CPUs MXNet has no such layers; leave "
+                              "--no-hybridize out")
 
     def _resolve_emulation(self) -> None:
         if self.emulate_compute is not None:

@@ -61,7 +61,7 @@ class Records(NamedTuple):
 def read_records(folder: Path) -> Records:
     """The records of one run; ConfigError that names the file if it has not finished an epoch."""
     path = folder / METRICS
-    events = events_of(path)
+    events = still_valid(events_of(path))
     epochs = _latest(events, "epoch", "epoch")
     if not epochs:
         raise ConfigError(f"{path}: no finished epoch. Did the run stop in its first one?")
@@ -117,6 +117,18 @@ def number(value: Optional[float]) -> float:
 def samples_per_s(record: Record) -> float:
     """Samples per second of all workers together; on a virtual cluster by its time."""
     return number(record.get("virtual_samples_per_s", record.get("samples_per_s")))
+
+
+def still_valid(events: Sequence[Record]) -> List[Record]:
+    """Without what an attempt wrote behind the checkpoint from which a later one has gone on."""
+    valid: List[Record] = []
+    for event in events:
+        if event.get("event") == "start":
+            at = event.get("iteration", 0)
+            valid = [one for one in valid if one.get("event") not in ("epoch", "interval")
+                     or one.get("iteration", 0) <= at]
+        valid.append(event)
+    return valid
 
 
 def _all(events: Sequence[Record], kind: str) -> List[Record]:
@@ -188,14 +200,14 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
     if stopped or len(outcomes) != 2 or not all(one.seconds > 0 for one in outcomes):
         return stopped
     first, second = outcomes
-    gain = 1 - first.seconds / second.seconds
+    gain, alike = 1 - first.seconds / second.seconds, first.virtual == second.virtual and first.epochs == second.epochs
     kind = " of the virtual cluster" if first.virtual else ""
     accuracy = (f"Accuracy: {first.name} {percent(first.test_accuracy)}, {second.name} "
                 f"{percent(second.test_accuracy)}.")
     time = (f"Time: {first.name} took {abs(gain):.0%} {'less' if gain >= 0 else 'more'} than {second.name}, "
             f"{first.seconds:.1f} s for {second.seconds:.1f} s{kind}.").replace("% ", " % ", 1)
     return [*([accuracy] if not math.isnan(first.test_accuracy + second.test_accuracy) else []),
-            *([time] if first.virtual == second.virtual else [])]
+            *([time] if alike else [])]
 
 
 def percent(share: float) -> str:

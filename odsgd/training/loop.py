@@ -193,7 +193,8 @@ class Training:
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
             self._close_epoch(epoch)
-        self.epoch_began = self.run_log.seconds()  # of the next one, which has this checkpoint
+        if not self.schedule.place(self.store.iteration)[1]:  # else --iterations cuts it short, and it may go on
+            self.epoch_began = self.run_log.seconds()  # of the next one, which has this checkpoint
         if self._checkpoint_due():
             self._checkpoint()
         if self.store.iteration == self.total:

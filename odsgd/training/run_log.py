@@ -17,7 +17,7 @@ from kvstore.job import environment
 from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
-from odsgd.report.runs import METRICS
+from odsgd.report.runs import METRICS, still_valid
 from odsgd.training.checkpoint.disk import replacing
 from odsgd.training.metrics import MetricsFile
 from odsgd.training.progress import Progress
@@ -115,7 +115,8 @@ class RunLog(Progress):
     def has_epoch(self, number: int) -> bool:
         """Whether an epoch has been written down, by this run or by one that it goes on with."""
         lines = [] if self.silent else (self._folder / METRICS).read_text(encoding="utf-8").splitlines()
-        return any(record["event"] == "epoch" and record["epoch"] == number for record in map(json.loads, lines))
+        return any(record["event"] == "epoch" and record["epoch"] == number
+                   for record in still_valid([*map(json.loads, lines)]))
 
     def staleness(self, record: Dict[str, Any]) -> None:
         """What the servers of an asynchronous job have counted."""

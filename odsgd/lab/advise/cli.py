@@ -18,7 +18,7 @@ from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.advise.report import Advice
 from odsgd.lab.bench import models
 from odsgd.tools import say, writable
-from odsgd.virtual.description import of
+from odsgd.virtual.description import Quantity, of
 
 TIE = 0.01
 """Systems within this part of the fastest time tie: the least stale comes first, then the one that needs least memory.
@@ -44,6 +44,11 @@ def of_profile(config: AdviseConfig) -> Oracle:
     cluster = read_cluster(config.profile) if config.profile else of({})
     if config.compute is not None:
         compute = dataclasses.replace(cluster.compute, iteration=config.compute, layers={})
+        cluster = dataclasses.replace(cluster, compute=compute)
+    elif cluster.compute.layers:  # of a network by its own names, and here tensors have none
+        forward, backward = map(sum, zip(*cluster.compute.layers.values()))
+        compute = dataclasses.replace(cluster.compute, iteration=Quantity(forward + backward),
+                                      forward=forward / ((forward + backward) or 1), layers={})
         cluster = dataclasses.replace(cluster, compute=compute)
     if config.model is None:
         raise ConfigError("how many parameters does the model have? Say --model 25.6M, or name a model")

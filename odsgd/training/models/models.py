@@ -130,14 +130,17 @@ def _settle_shapes(net: Any, config: TrainConfig, context: Any) -> None:
 def _read_weights(net: Any, config: TrainConfig) -> None:
     """Take the weights from the file; a last layer of another shape keeps the weights that were drawn."""
     path = Path(str(config.weights)).expanduser()
-    found = weights.read(path)
-    for name, parameter in net._collect_params_with_prefix().items():
+    found, own = weights.read(path), net._collect_params_with_prefix()
+    for name, parameter in own.items():
         there = found[name].shape if name in found else "missing"
         if there == parameter.shape:
             parameter.set_data(mx.nd.array(found[name], dtype=found[name].dtype))
         elif parameter.name not in _last(net):
             raise ConfigError(f"`{path}` is of another network: `{name}` is {there} there and {parameter.shape} in "
                               f"model `{config.model}`; only the last layer may differ")
+    for name in found:
+        if name not in own:
+            raise ConfigError(f"`{path}` is of another network: model `{config.model}` has no `{name}`")
 
 
 def frozen(net: Any, config: TrainConfig) -> List[str]:

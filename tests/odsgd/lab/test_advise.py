@@ -149,6 +149,15 @@ def advice(profile: str, *flags: str, workers: int = 4) -> report.Advice:
     return cli.advise(asked, cli.of_profile(asked), workers)
 
 
+def test_a_profile_of_a_network_tells_how_long_its_passes_take(tmp_path: Path) -> None:
+    measured = tmp_path / "measured.yaml"
+    layers = "layers: {conv0_weight: [20ms, 40ms], dense0_weight: [10ms, 30ms]}"
+    measured.write_text(PROFILE.replace("iteration: 100ms", layers), encoding="utf-8")
+    compute = cli.of_profile(config(str(measured), "--model", "1M")).cluster.compute
+    assert (compute.iteration, compute.forward, compute.layers) == (pytest.approx(0.1), pytest.approx(0.3), {})
+    assert advice(str(measured), "--stores", "odsgd", "--servers", "1").compute_s == pytest.approx(0.1)
+
+
 def gains(said: report.Advice) -> Dict[str, float]:
     return dict(said.changes)
 

@@ -97,6 +97,14 @@ def test_an_epoch_written_again_after_a_resume_counts_once(tmp_path: Path) -> No
     assert read_run(run)[:5] == ("run", 2, 0.7, 100.0, 3.0)
 
 
+def test_epochs_of_an_attempt_behind_the_checkpoint_that_was_resumed_do_not_count(tmp_path: Path) -> None:
+    at = [{**epoch(number, 0.5 + number / 10, 100, 1.0), "iteration": 10 * number} for number in (1, 2, 3)]
+    start = {"event": "start", "iteration": 0, "config": {"epochs": 2}, "batches_per_epoch": 10}
+    run = write_run(tmp_path / "run", [start, *at, {**start, "iteration": 10}, {**at[1], "test_accuracy": 0.65},
+                                       {"event": "end"}])
+    assert read_run(run)[:5] == ("run", 2, 0.65, 100.0, 2.0)
+
+
 @pytest.mark.parametrize("iterations, end, epochs", [
     (None, [], "2 of 4000"), (25, [], "2 of 3"), (None, [{"event": "end"}], "2")])
 def test_a_run_that_was_stopped_is_not_shown_as_finished(
@@ -233,6 +241,8 @@ def test_two_runs_are_compared_in_the_last_two_lines(tmp_path: Path, capsys: pyt
     lines = capsys.readouterr().out.splitlines()[-2:]
     assert lines == ["Accuracy: new 90.00 %, old 95.00 %.", "Time: new took 25 % less than old, 3.0 s for 4.0 s."]
     assert all(line in (tmp_path / "page.html").read_text() for line in lines)
+    longer = runs.outcome(runs.read_records(write_run(tmp_path / "longer", [epoch(n, 0.9, 100, 3.0) for n in (1, 2)])))
+    assert runs.compared([longer, read_run(Path(folders[1]))]) == ["Accuracy: longer 90.00 %, old 95.00 %."]
 
 
 def test_a_page_is_written_only_where_it_is_asked_for_and_by_a_known_name(tmp_path: Path) -> None:

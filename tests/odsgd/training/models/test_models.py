@@ -108,6 +108,7 @@ def test_weights_are_read_but_for_a_last_layer_of_another_shape(tmp_path: Path) 
 @pytest.mark.parametrize("model, content, said", [
     ("mlp", None, "expected a file of named weights"), ("mlp", b"no weights", "expected a file of named weights"),
     ("lenet", "mlp", "is of another network: `0.weight` is missing there and (20, 1, 5, 5) in model `lenet`; only"),
+    ("resnet18_v1", "resnet34_v1", "is of another network: model `resnet18_v1` has no `features.4.2.body.0.weight`"),
     ("mlp_500", "mlp", "is of another network: `1.weight` is (128, 64) there and (500, 64) in model `mlp_500`; only"),
 ])
 def test_weights_that_do_not_go_with_the_model_are_told_in_one_line(tmp_path: Path, model: str, content: Any,
