@@ -89,8 +89,11 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
     now = oracle.predict(config.now, workers) if config.now else first
     outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])
     say(f"{workers} workers: what a change would gain")
-    coded = next(codable, None) if 1 < workers <= first.iteration_s / compute_s else None
-    advice = Advice(workers, predictions, first, oracle.predict(coded, workers) if coded else None, now,
+    slow = 1 < workers <= first.iteration_s / compute_s and "float16" not in oracle.cluster.codecs  # else it is ranked
+    system = next(codable, None) if slow else None
+    coded = oracle.predict(system, workers) if system else None
+    faster = coded is not None and coded.iteration_s < first.iteration_s
+    advice = Advice(workers, predictions, first, coded if faster else None, now,
                     changes(oracle, now, predictions), outside, compute_s)
     say("")
     return advice

@@ -20,7 +20,8 @@ class Advice(NamedTuple):
 
     predictions : the fastest first
     first : the fastest one that exchanges in every iteration, if there is one
-    coded : the first that can have the codec float16, with it, where several workers are slower than one without
+    coded : the first that can have the codec float16, with it, where several workers are slower than one without, the
+        profile has no times of that codec, and it is faster
     now : the one that `changes` are told of
     beyond : in what the cluster lies outside of what was checked
     compute_s : how long the passes of an iteration take
