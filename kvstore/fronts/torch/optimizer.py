@@ -22,6 +22,8 @@ from kvstore.fronts.torch.store import DTYPES, TorchStore
 from kvstore.messages.buckets import Bucket, Parameter
 
 _Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter's place until PyTorch 2.2
+LOOKED_EVERY = 16
+"""Iterations after which the model is looked through for other tensors than in the beginning."""
 
 
 class Arrivals:
@@ -293,7 +295,8 @@ class Optimizer(torch.optim.Optimizer):
         if not self._hooks:
             raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
                               "the same parameters since")
-        if not any(models.those_in(self._model, "FSDPModule")):  # which puts others in their place
+        looks = self.store.iteration % LOOKED_EVERY == 0 or not self.store.lanes
+        if looks and not any(models.those_in(self._model, "FSDPModule")):  # which puts others in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:
                 if id(tensor) not in there:

@@ -149,7 +149,7 @@ def test_a_layer_that_is_replaced_in_mid_run_is_told() -> None:
     train(net, optimizer, 2)
     net.second = torch.nn.Linear(3, 3)
     with pytest.raises(ConfigError, match=r"second\.weight is another tensor than when od\.Optimizer was made"):
-        train(net, optimizer, 1)
+        train(net, optimizer, 16)
 
 
 def test_a_scaler_of_ours_steps_a_plain_optimizer_as_pytorchs_does() -> None:
