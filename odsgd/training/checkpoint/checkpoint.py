@@ -64,6 +64,8 @@ class UnfinishedCheckpoint:
         """The last checkpoint that is sure to have the parts of all workers, which all of them keep; 0: none."""
         self._root, self._store, self._keep, self._second = root, store, keep, second
         self._copies: List[futures.Future[None]] = []
+        self.is_late = False
+        """Whether copies were missing when it finished; they may come."""
         self.iteration = store.iteration
         self._folder = root / str(store.iteration)
         self._facts = {**facts, "schema": manifests.SCHEMA, "iteration": store.iteration,
@@ -155,29 +157,41 @@ class UnfinishedCheckpoint:
             return uncopied
         earlier = self._second.failures()
         if not uncopied:
-            self._second.aside(functools.partial(_put_manifest, self._second, self._folder, [
-                manifests.worker_file(store.rank), manifests.WEIGHTS, manifests.SERVERS]))
+            self._count_copy()
+        if not self._uncopied:
             self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration, self.whole,
                                                  self._keep))
         return [*earlier, *uncopied]
+
+    def settle(self, within_s: float = 0.0) -> None:
+        """Let a copy count that was late when this finished. Collective."""
+        told = agreement.gather_texts(self._store.session.transport, self._failure(self._copies, within_s))
+        if self._leads and not any(told):
+            self._count_copy()
+
+    def _count_copy(self) -> None:
+        assert self._second is not None
+        self._second.aside(functools.partial(_put_manifest, self._second, self._folder, [
+            manifests.worker_file(self._store.rank), manifests.WEIGHTS, manifests.SERVERS]))
 
     def _uncount_copy(self) -> str:
         """Take the manifest of this number away in the second place; why it may still be there."""
         assert self._second is not None
         remove = functools.partial(self._second.remove_file, self.iteration, manifests.MANIFEST)
-        return self._failure([self._second.later(remove)])
+        return self._failure([self._second.later(remove)], copies_within_s(self._store))
 
     def _missing_copies(self) -> List[str]:
         """Wait a while for the copies; why some are missing. Collective."""
         line = f"checkpoint {self.iteration} is not in the second place: "
         if self._second is None or self._uncopied:
             return [f"{line}an earlier one could not be removed there: {self._uncopied}"] if self._uncopied else []
-        told = agreement.gather_texts(self._store.session.transport, self._failure(self._copies))
+        within_s = copies_within_s(self._store)
+        told = agreement.gather_texts(self._store.session.transport, self._failure(self._copies, within_s))
+        self.is_late = any(told)
         return [f"{line}worker {rank} could not copy its part: {why}" for rank, why in enumerate(told) if why]
 
-    def _failure(self, calls: List["futures.Future[None]"]) -> str:
+    def _failure(self, calls: List["futures.Future[None]"], within_s: float) -> str:
         """Wait a while for them; why one is not done."""
-        within_s = copies_within_s(self._store)
         futures.wait(calls, within_s)
         late = f"not done within {within_s:g} s"
         errors = [call.exception() if call.done() else late for call in calls]
@@ -195,6 +209,7 @@ class CheckpointWriter:
         self._folder, self._store, self._net, self._keep, self._warn = folder, store, net, keep, warn
         self._mirror = mirror
         self._unfinished: Optional[UnfinishedCheckpoint] = None
+        self._late: Optional[UnfinishedCheckpoint] = None
         self.whole = 0
         """The last checkpoint that can be resumed, or the one that the run goes on from; 0: none."""
 
@@ -213,16 +228,25 @@ class CheckpointWriter:
         """Make the last checkpoint count, if it does not yet."""
         if self._unfinished is not None:
             unfinished, self._unfinished = self._unfinished, None
+            self._settle()
             for line in unfinished.finish():
                 self._warn(line)
             self.whole = unfinished.whole
+            self._late = unfinished if unfinished.is_late else None
 
     def close(self) -> None:
         """Wait until the last checkpoint is complete, and in the second place, if there is one."""
         self.finish()
+        self._settle(copies_within_s(self._store))
         if self._mirror is not None:
             for line in self._mirror.failures(copies_within_s(self._store)):
                 self._warn(line)
+
+    def _settle(self, within_s: float = 0.0) -> None:
+        """If copies of the last checkpoint were late, perhaps they are there now. Collective."""
+        late, self._late = self._late, None
+        if late is not None:
+            late.settle(within_s)
 
 
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> None:

@@ -207,6 +207,36 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
     assert manifests.complete(tmp_path / "run") == [1]
 
 
+def test_a_copy_that_is_late_counts_when_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "copies_within_s", lambda store: 0.0)
+    go, told, put = threading.Event(), [], CheckpointMirror.put
+
+    def slow(*arguments: Any) -> None:
+        go.wait(300)
+        put(*arguments)
+
+    monkeypatch.setattr(CheckpointMirror, "put", slow)
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    store, second = kvstore.create("local"), CheckpointMirror(str(tmp_path / "there"))
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    writer = checkpoint.CheckpointWriter(tmp_path / "run", store, net, 3, told.append, second)
+    for number in (1, 2):
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        trainer.step(1)
+        writer.begin({"config": {}})
+        if number == 1:
+            writer.finish()
+            assert "checkpoint 1 is not in the second place" in told[0]
+            go.set()
+            second.later(lambda: None).result(300)  # behind all copies
+    monkeypatch.setattr(checkpoint, "copies_within_s", lambda store: 300.0)
+    writer.close()
+    assert second.holds(manifests.MANIFEST) == [1, 2] and len(told) == 1
+
+
 @pytest.mark.parametrize("unfinished", [False, True])
 def test_what_can_be_resumed_outlasts_the_loss_of_worker_0_and_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                         unfinished: bool) -> None:
