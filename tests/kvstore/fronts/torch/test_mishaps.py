@@ -7,12 +7,14 @@ from typing import Any, Iterator, List
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from kvstore.errors import ConfigError  # noqa: E402
-from kvstore.fronts.torch.optimizer import GradScaler, Optimizer  # noqa: E402
-from kvstore.fronts.torch.store import create  # noqa: E402
-from kvstore.transports.in_process import Stage  # noqa: E402
+import torch
+
+from kvstore.errors import ConfigError
+from kvstore.fronts.torch.optimizer import GradScaler, Optimizer
+from kvstore.fronts.torch.store import create
+from kvstore.transports.in_process import Stage
 
 
 class Net(torch.nn.Module):
@@ -100,7 +102,7 @@ def test_a_step_that_failed_is_whole_when_it_is_called_again(monkeypatch: pytest
     train(nets[1], theirs, 1)
     for optimizer in (ours, theirs):
         optimizer.synchronize()
-    np.testing.assert_array_equal(*map(flat, nets))
+    np.testing.assert_array_equal(flat(nets[0]), flat(nets[1]))
 
 
 def test_after_a_backward_pass_that_failed_zero_grad_begins_anew() -> None:
@@ -120,7 +122,7 @@ def test_after_a_backward_pass_that_failed_zero_grad_begins_anew() -> None:
     train(nets[1], theirs, 2)
     for optimizer in (ours, theirs):
         optimizer.synchronize()
-    np.testing.assert_array_equal(*map(flat, nets))
+    np.testing.assert_array_equal(flat(nets[0]), flat(nets[1]))
 
 
 def test_a_store_that_was_never_closed_is_let_go() -> None:

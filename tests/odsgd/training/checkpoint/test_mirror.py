@@ -209,7 +209,8 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
 
 def test_a_copy_that_is_late_counts_when_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "copies_within_s", lambda store: 0.0)
-    go, told, put = threading.Event(), [], CheckpointMirror.put
+    go, put = threading.Event(), CheckpointMirror.put
+    told: List[str] = []
 
     def slow(*arguments: Any) -> None:
         go.wait(300)
