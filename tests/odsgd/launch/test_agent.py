@@ -36,6 +36,18 @@ def test_a_worker_alone_on_its_host_gets_the_store_in_place_of_mxnets(num_server
     assert env["PYTHONPATH"].split(os.pathsep)[0] == hook.FOLDER
 
 
+def test_programs_beside_the_agents_python_are_found_and_threads_are_not_divided_by_other_tasks(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "1000")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    job = Job(("odsgd", "--version"), 1, 0)
+    sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
+    env = child.environment(sent.processes[0], sent, lost_file=None)
+    assert env["PATH"] == f"/nowhere{os.pathsep}{os.path.dirname(sys.executable)}"
+    assert env["OMP_NUM_THREADS"] == str(linux.cores())
+
+
 def test_a_tunnel_that_is_stopped_before_its_first_word_is_not_ended_at_once() -> None:
     launcher = Channel(*os.pipe())
     tunnel = TunnelProcess(messages.TunnelOrders(new_certificate(["openssl"]), 0, "", "127.0.0.1", 600.0, []), launcher)

@@ -42,6 +42,12 @@ def test_greetings_of_a_login_shell_are_noise(channel: Channel) -> None:
     assert channel.receive() == [messages.Noise("Welcome"), messages.Noise("17")]
 
 
+def test_a_message_behind_what_a_shell_has_written_without_an_end_of_line_is_heard(channel: Channel) -> None:
+    os.write(channel.write_fd, b"\033]0;node1\007")
+    channel.send(messages.Hello("node1"))
+    assert channel.receive() == [messages.Hello("node1")]
+
+
 def test_a_message_longer_than_the_pipe_waits_for_its_reader_without_holding_anything_up(channel: Channel) -> None:
     message = messages.EndHung("x" * 300000)
     channel.send(message)

@@ -37,12 +37,30 @@ def test_a_pod_launches_the_job_that_was_asked_for() -> None:
     assert [getattr(job, name) for name in same] == [getattr(asked, name) for name in same]
 
 
-def test_the_secret_is_in_the_secret_alone() -> None:
-    secret, service, job = kubernetes.manifests(command.parse(["--launcher", "kubernetes", "-n", "2", "true"]),
-                                                "digits", LaunchOptions(
-                                                    num_workers=Workers(2, 2), launcher="kubernetes", image="image"))
+def test_the_secret_and_values_of_variables_are_in_the_secret_alone() -> None:
+    asked = command.parse(["--launcher", "kubernetes", "-n", "2", "--env", "KEY:hunter2", "true"])
+    secret, service, job = kubernetes.manifests(asked, "digits", LaunchOptions(
+        num_workers=Workers(2, 2), launcher="kubernetes", image="image"))
     assert len(bytes.fromhex(secret["stringData"]["secret"])) == 32
-    assert secret["stringData"]["secret"] not in yaml.safe_dump_all([service, job])
+    shown = yaml.safe_dump_all([service, job])
+    assert secret["stringData"]["secret"] not in shown
+    assert "hunter2" in secret["stringData"]["launch"] and "hunter2" not in shown
+
+
+def test_a_pod_that_has_its_own_shared_memory_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump({
+        "volumes": [{"name": "memory"}],
+        "containers": [{"volumeMounts": [{"name": "memory", "mountPath": "/dev/shm"}]}]}))
+    options = LaunchOptions(num_workers=Workers(2, 2), launcher="kubernetes", image="image",
+                            pod=str(tmp_path / "pod.yaml"))
+    job = kubernetes.manifests(command.parse(["--launcher", "kubernetes", "-n", "2", "true"]), "digits", options)[2]
+    pod = job["spec"]["template"]["spec"]
+    assert pod["volumes"] == [{"name": "memory"}] and len(pod["containers"][0]["volumeMounts"]) == 1
+
+
+def test_nobody_joins_a_job_of_pods() -> None:
+    job = pod.job_of(environ("-n", "2", "-s", "1", "--wire", "sockets", "--on-worker-loss", "continue", "true"))
+    assert "its launcher is kubernetes" in job.closed
 
 
 def test_the_users_part_of_a_pod_stays_and_ours_is_laid_on_it(tmp_path: Path) -> None:

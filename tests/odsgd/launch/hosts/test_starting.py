@@ -44,6 +44,8 @@ def test_the_remote_command_is_quoted_for_the_shell_over_there(tmp_path: Path, m
     command = remote_command(job(1, 1, A, remote_python="/opt/py 3/python"))
     assert command.startswith("cd '" + str(tmp_path) + "/it'\"'\"'s here' && exec env ")
     assert command.endswith(" '/opt/py 3/python' -m odsgd.launch.agent")
+    command = remote_command(job(1, 1, A, remote_python="~/my venv/bin/python", sync_dst_dir="~/work"))
+    assert command.startswith('cd "$HOME"/work && exec ') and " \"$HOME\"/'my venv/bin/python' -m " in command
 
 
 @pytest.mark.parametrize("hosts, scheduler, told", [
