@@ -25,7 +25,6 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 WARN_S = 10.0
 HELD_UP_S = 2.0  # a look at the clock that comes so late says that we, or all the host, stood still
-NEWS_WITHIN_S = 2.0  # within which the next beat of a process comes
 UNEVEN_DATA_S = 2.0
 FRESH_S = 4.0
 """A beat that is older says nothing about the present."""
@@ -227,20 +226,20 @@ class LivenessMonitor:
     def _find_deadlock(self, now: float) -> Optional[Hung]:
         """Rule 3: a deadlock, or messages that do not come through."""
         workers = [process for process in self._processes.values() if process.name.startswith("worker")]
-        if len(workers) != self._going:  # the beats of the others are from before
+        if len(workers) != self._going:  # the others may have waited for the one that has gone
             self._going, self._counted_at = len(workers), now
         answering = self._answering(now)
         stuck = [process for process in workers if process.activity and process.waits_s is not None
-                 and min(process.waits_s, now - process.moved_at) > process.limit_s(self._limit_s, waits=True)]
+                 and min(process.waits_s, now - max(process.moved_at, self._counted_at))
+                 > process.limit_s(self._limit_s, waits=True)]
         if not workers or len(stuck) < len(workers) or any(process not in answering for process in stuck):
             return None
-        if now - self._counted_at < NEWS_WITHIN_S or any(self._holds_up(process, answering, now)
-                                                         for process in self._processes.values()):
+        if any(self._holds_up(process, answering, now) for process in self._processes.values()):
             return None
         where = ", ".join(f"{process.name} at iteration {process.progress}" for process in workers)
+        since = max(self._counted_at, *(process.moved_at for process in stuck))
         return Hung([process.name for process in answering],
-                    f"for {min(now - process.moved_at for process in stuck):.0f} s every process has answered and "
-                    f"every worker has waited ({where}): messages between them do not come through, or they wait "
+                    f"for {now - since:.0f} s every process has answered and every worker has waited ({where}): messages between them do not come through, or they wait "
                     "for each other", blamed=False)
 
     def _compare_lengths(self, now: float) -> Optional[Hung]:

@@ -37,7 +37,7 @@ AGAIN = re.compile(r"odsgd launch: (restart \d+ of|.*; trying again for|trying a
 LEFT_OUT = re.compile(r"going on with .* (without .*); batches are dealt anew")
 ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|was lost) "
                    r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
-NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
+NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S, REPORTED_WITHIN_S = 15.0, 15.0, 10.0, 0.05
 ENDED_SLACK_S, ASKED_WITHIN_S = 10.0, 60.0
 MORE_STEPS = 3  # which a worker begins before its job ends at a checkpoint
 AT_ONCE_S = 3.0  # with starts and ends of ssh
@@ -214,7 +214,7 @@ def tells_where_it_begins_again(result: Result) -> Iterator[str]:
     begins, before = FROM.match(text), [hit for hit in result.hits if hit.at_s < at]
     if not begins or not before or not all(hit.kind in KILLS and hit.victim.startswith("worker") for hit in before):
         return
-    saved = [step for _, _, step, when in result.training.saved if when < before[0].at_s]
+    saved = [step for _, _, step, when in result.training.saved if when < before[0].at_s - REPORTED_WITHIN_S]
     if int(begins[1] or 0) < max(saved, default=0):
         yield f"{max(saved)} was saved before {before[0].victim} was hit at {before[0].at_s:.2f} s: {text}"
 
@@ -320,7 +320,7 @@ def names_in_time(result: Result) -> Iterator[str]:
     done = [rank for attempt, rank, _ in training.finals if attempt == hit.attempt]
     over = result.code == 0 and not named and done and (  # it had done all already, or nobody waits for it
         not hit.victim.startswith("worker") or int(hit.victim.split()[1]) in done
-        or (hit.kind == "stop" and result.job.spare > 0 and result.ended_at - hit.at_s <= within_s))
+        or (result.job.spare > 0 and result.ended_at - hit.at_s <= within_s))
     if not over and (not named or named[0] - hit.at_s > within_s):
         yield f"{hit.victim} was hit at {hit.at_s:.2f} s ({hit.kind}), and is not named within {within_s:g} s"
 

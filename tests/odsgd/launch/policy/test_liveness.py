@@ -196,6 +196,18 @@ def test_when_all_wait_nobody_is_blamed() -> None:
     assert "worker 0 at iteration 20, worker 1 at iteration 20" in hung.text
 
 
+def test_who_has_waited_for_a_worker_that_ended_is_given_its_time_again() -> None:
+    """Worker 0 was long at an evaluation; the other has not heard yet that it is over."""
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"activity": "evaluation"}, "worker 1": {"waits_s": 90.0}}
+    assert story.goes_on(100, moves=False) is None
+    story.liveness.leaving("worker 0", story.now)
+    story.liveness.ended("worker 0")
+    assert story.goes_on(55, moves=False) is None
+    assert story.goes_on(10, moves=False) is not None
+
+
 @pytest.mark.parametrize("trouble", [{"activity": "serving", "waits_s": None}, {"silent_s": 0.0}])
 def test_a_server_that_holds_up_all_is_blamed_though_they_have_waited_longer(trouble: Dict[str, Any]) -> None:
     story = Story()
