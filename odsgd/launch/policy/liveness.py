@@ -239,8 +239,8 @@ class LivenessMonitor:
         where = ", ".join(f"{process.name} at iteration {process.progress}" for process in workers)
         since = max(self._counted_at, *(process.moved_at for process in stuck))
         return Hung([process.name for process in answering],
-                    f"for {now - since:.0f} s every process has answered and every worker has waited ({where}): messages between them do not come through, or they wait "
-                    "for each other", blamed=False)
+                    f"for {now - since:.0f} s every process has answered and every worker has waited ({where}): "
+                    "messages between them do not come through, or they wait for each other", blamed=False)
 
     def _compare_lengths(self, now: float) -> Optional[Hung]:
         """Rule 4: a failure if a worker with fewer batches has said where it ended, else a warning."""
