@@ -169,7 +169,8 @@ def bears(result: Result) -> Iterator[str]:
 
 def outlives(result: Result) -> Iterator[str]:
     """A job that has trained outlives the crash of one process: with a restart, or without the worker with
-    --on-worker-loss continue; and so the loss of a host that has nothing but workers."""
+    --on-worker-loss continue; and so the loss of a host that has nothing but workers, if it is found well before the
+    others' own deadlines."""
     hit, job = result.only_hit, result.job
     of_host = hit is not None and hit.kind in ("lose host", "reboot", "cut")
     if hit is None or hit.victim == "launcher" or not result.code or not (of_host or hit.kind in (*KILLS, "end agent")):
@@ -179,7 +180,8 @@ def outlives(result: Result) -> Iterator[str]:
     without = job.on_worker_loss == "continue" and began > len(lost) and lost and lost <= trained
     if of_host:  # all have met; and it is neither the launcher's nor that of two agents
         alone = hit.victim != HERE and [host.address for host in job.slots].count(hit.victim) == 1
-        without = without and len(trained) >= began and alone
+        found_s = job.hang_timeout_s + HANG_SLACK_S
+        without = without and len(trained) >= began and alone and found_s < result.training.timeout_s
     over = any(map(ENDED_BADLY.match, result.texts()))
     if not over and ((trained and job.max_restarts and not of_host) or without):
         yield f"{hit.kind} {hit.victim} at {hit.at_s:.2f} s, and the exit code is {result.code}"
