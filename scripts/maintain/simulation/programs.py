@@ -44,7 +44,7 @@ class Training:
         self.deaf = False  # whether workers ignore SIGTERM
         self.disk = world.host("10.0.0.9")  # the run's folder: one disk that all hosts share
         self.fabrics: Dict[str, Fabric] = {}
-        self.saved: List[Tuple[int, str, int, float]] = []  # (attempt, process, iteration, time) of whole checkpoints
+        self.saved: List[Tuple[int, str, int, float]] = []  # (attempt, process, iteration, time) of those told of
         self.resumed: List[Tuple[int, int, int]] = []  # (attempt, iteration, newest whole one then)
         self.steps: List[Tuple[int, int, int, float]] = []  # (attempt, rank, step, time) that began
         self.finals: List[Tuple[int, int, int]] = []  # (attempt, rank, sum) at a worker's end
@@ -523,8 +523,9 @@ class Node:
         stdlib.sleep(0.02 + 0.3 * self.world.random.random())
         if self.training.disk.up:
             self.training.disk.files[f"{RUN}/whole-{step}"] = bytearray(f"{step} {total}".encode())
-            self.training.saved.append((self.process.data["attempt"], self.process.name, step, self.world.now))
         self.report.report("saved", iteration=step)
+        if self.training.disk.up:
+            self.training.saved.append((self.process.data["attempt"], self.process.name, step, self.world.now))
 
     def await_(self, fits: Any) -> Tuple[Any, ...]:
         while True:

@@ -37,7 +37,7 @@ AGAIN = re.compile(r"odsgd launch: (restart \d+ of|.*; trying again for|trying a
 LEFT_OUT = re.compile(r"going on with .* (without .*); batches are dealt anew")
 ENDED = re.compile(r"odsgd launch: ((?:worker|server) \d+|scheduler) (?:failed|was lost) "
                    r"\(host [^ ,]+(?:, pid (\d+))?\): exit code (\d+)")
-NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S, REPORTED_WITHIN_S = 15.0, 15.0, 10.0, 0.05
+NAMED_WITHIN_S, HANG_SLACK_S, TAKEN_IN_WITHIN_S = 15.0, 15.0, 10.0
 ENDED_SLACK_S, ASKED_WITHIN_S = 10.0, 60.0
 MORE_STEPS = 3  # which a worker begins before its job ends at a checkpoint
 AT_ONCE_S = 3.0  # with starts and ends of ssh
@@ -211,12 +211,12 @@ def outlives_each(result: Result) -> Iterator[str]:
 
 
 def tells_where_it_begins_again(result: Result) -> Iterator[str]:
-    """The first restart is said to go on from the newest checkpoint that was whole when a worker crashed."""
+    """The first restart is said to go on from the newest checkpoint that was told of when a worker crashed."""
     at, text = next(((at, text) for at, text in result.said if AGAIN.match(text)), (0.0, ""))
     begins, before = FROM.match(text), [hit for hit in result.hits if hit.at_s < at]
     if not begins or not before or not all(hit.kind in KILLS and hit.victim.startswith("worker") for hit in before):
         return
-    saved = [step for _, _, step, when in result.training.saved if when < before[0].at_s - REPORTED_WITHIN_S]
+    saved = [step for _, _, step, when in result.training.saved if when < before[0].at_s]
     if int(begins[1] or 0) < max(saved, default=0):
         yield f"{max(saved)} was saved before {before[0].victim} was hit at {before[0].at_s:.2f} s: {text}"
 
