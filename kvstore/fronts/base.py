@@ -372,7 +372,7 @@ class FrontEnd:
     def _warn(self, said: Optional[str]) -> None:
         """Worker 0 prints it."""
         if said is not None and self.rank == 0:
-            print(f"{environment.who()}: warning: {said}", file=sys.stderr, flush=True)
+            warn_once.__wrapped__(said)
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """Over the workers, in single precision. Collective; waits."""

@@ -1,8 +1,8 @@
 """One model in training: its buckets, a worker for each, and the iteration it is in. Flat arrays in, flat arrays out.
 
 A front end (`kvstore.fronts.gluon`) knows parameters, devices and a trainer; a session does not. docs/design.md, "The
-seam", shows its calls. In a training step no call waits for the network, but that of a
-worker which guesses (acco); other calls say so if they wait.
+seam", shows its calls. In a training step no call waits for the network, but that of a worker which guesses (acco);
+other calls say so if they wait.
 """
 import dataclasses
 import functools

@@ -42,14 +42,14 @@ def main(argv: Sequence[str]) -> int:
 def of_profile(config: AdviseConfig) -> Oracle:
     """The cluster and the model that are asked for."""
     cluster = read_cluster(config.profile) if config.profile else of({})
+    compute = cluster.compute
     if config.compute is not None:
-        compute = dataclasses.replace(cluster.compute, iteration=config.compute, layers={})
-        cluster = dataclasses.replace(cluster, compute=compute)
-    elif cluster.compute.layers:  # of a network by its own names, and here tensors have none
-        forward, backward = map(sum, zip(*cluster.compute.layers.values()))
-        compute = dataclasses.replace(cluster.compute, iteration=Quantity(forward + backward),
+        compute = dataclasses.replace(compute, iteration=config.compute, layers={})
+    elif compute.layers:  # of a network by its own names, and here tensors have none
+        forward, backward = map(sum, zip(*compute.layers.values()))
+        compute = dataclasses.replace(compute, iteration=Quantity(forward + backward),
                                       forward=forward / ((forward + backward) or 1), layers={})
-        cluster = dataclasses.replace(cluster, compute=compute)
+    cluster = dataclasses.replace(cluster, compute=compute)
     if config.model is None:
         raise ConfigError("how many parameters does the model have? Say --model 25.6M, or name a model")
     return Oracle(linked(cluster, config.rate) if config.rate else cluster, models.parameters(config.model))

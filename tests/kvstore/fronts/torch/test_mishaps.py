@@ -1,8 +1,7 @@
 """A store of PyTorch's where a script goes wrong, goes on, or lets go."""
 import gc
 import weakref
-from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -162,22 +161,3 @@ def test_a_scaler_of_ours_steps_a_plain_optimizer_as_pytorchs_does() -> None:
     scaler.step(optimizer)
     scaler.update()
     assert (flat(net) != before).any()
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("group")
-def test_after_close_distributed_data_parallel_exchanges_again() -> None:
-    wrapped = torch.nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True)
-    first = by_store(wrapped)
-    train(wrapped, first, 2)
-    second = by_store(wrapped)  # takes over from the first
-    assert not wrapped.require_backward_grad_sync and wrapped.no_sync == second.no_sync
-    second.store.close()
-    assert wrapped.require_backward_grad_sync and wrapped.require_forward_param_sync
-    assert wrapped.no_sync.__func__ is torch.nn.parallel.DistributedDataParallel.no_sync

@@ -934,6 +934,18 @@ def test_a_model_that_is_wrapped_is_refused_by_the_wrappers_name() -> None:
         wrapped.join()
 
 
+@pytest.mark.usefixtures("group")
+def test_after_close_distributed_data_parallel_exchanges_again() -> None:
+    wrapped = torch.nn.parallel.DistributedDataParallel(Called(), find_unused_parameters=True)
+    first = local(wrapped)
+    train(wrapped, first, [torch.ones(3)] * 2)
+    second = local(wrapped)  # takes over from the first
+    assert not wrapped.require_backward_grad_sync and wrapped.no_sync == second.no_sync
+    second.store.close()
+    assert wrapped.require_backward_grad_sync and wrapped.require_forward_param_sync
+    assert wrapped.no_sync.__func__ is torch.nn.parallel.DistributedDataParallel.no_sync
+
+
 class Called(torch.nn.Module):
     """Computes in its forward pass, and in a method beside it."""
 
