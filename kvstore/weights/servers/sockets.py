@@ -43,7 +43,7 @@ def introduce() -> None:
                 servers[sender] = said["listens"]
                 changed.notify_all()
             changed.wait_for(lambda: len(servers) == count)
-        with connection:
+        with connection, contextlib.suppress(OSError):  # who has called may have gone
             connection.sendall(json.dumps([servers[rank] for rank in range(count)]).encode())
 
     connecting()

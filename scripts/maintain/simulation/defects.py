@@ -111,6 +111,8 @@ OF_SERVERS: Dict[str, Dict[str, List[Tuple[str, str]]]] = {
         "kvstore.weights.servers.shard": [('if not store["buckets"].keys() <= gone', "")]},
     "a worker joined in the place of one that had closed the store, and a server forgot it under the joiner": {
         "kvstore.weights.servers.server": [('if name == "opened":', "if False:")]},
+    "who called the scheduler, and was gone when it answered, cost it a traceback": {
+        "kvstore.weights.servers.sockets": [("with connection, contextlib.suppress(OSError):", "with connection:")]},
     "a worker killed between the two sums of a gathering left a text of zeros": {
         "kvstore.job.agreement": [('text.tobytes().decode() if text.all() else ""', "text.tobytes().decode()")]},
 }

@@ -18,8 +18,9 @@ from kvstore.messages.buckets import Parameter, plan
 from kvstore.messages.seam import Setup
 from kvstore.optimizers import described, formulas
 from scripts.maintain.simulation import stdlib
-from scripts.maintain.simulation.files import Null, Sink
+from scripts.maintain.simulation.files import Null, Sink, WayReader, WayWriter
 from scripts.maintain.simulation.loader import Changes, Image
+from scripts.maintain.simulation.processes import Both
 from scripts.maintain.simulation.system import Host, Process, World
 
 COPIED = ("kvstore.job", "kvstore.transports", "kvstore.weights.servers", "kvstore.engine",
@@ -27,8 +28,9 @@ COPIED = ("kvstore.job", "kvstore.transports", "kvstore.weights.servers", "kvsto
 HOSTS, PORT, LOST = ("10.0.0.1", "10.0.0.2", "10.0.0.3"), 4000, "/tmp/lost"
 TIMEOUT_S, MOST_JOINERS = 30.0, 2
 WORKERS = ("worker", "joiner")
-KINDS = (*["kill worker"] * 4, "give up worker", "kill server", "lose host", "pause", "cut", "cut one way",
-         "slow", "late", "stranger", "kill leaver")
+OF_WORKERS = ("kill worker", "give up worker", "kill leaver", "reset")
+KINDS = (*["kill worker"] * 3, *OF_WORKERS, "kill server", "lose host", "pause", "cut", "cut one way", "slow", "late",
+         "stranger")
 
 
 class Run:
@@ -218,27 +220,30 @@ class Run:
             return
         name = workers[int(where * len(workers))]
         host = self.hosts[name]
-        if kind == "kill worker":  # at one of its calls from now on
-            self._kill_soon(name, int(10 ** (2 * where)))
-        elif kind == "kill leaver":
-            self.leavers += 1
-        elif kind == "give up worker":  # its host is cut off from the launcher's, or held up: it goes on meanwhile
-            self._note(f"give up {name}")
-            self._go_on_without([name])
+        if kind in OF_WORKERS:
+            self._hit_worker(kind, name, where)
         elif kind == "kill server":
             self._kill(f"server {int(where * self.num_servers)}")
         elif kind == "lose host":
             self._lose(host)
         elif kind == "pause":
-            victim = self.processes[list(self.processes)[int(where * len(self.processes))]]
-            self._note(f"pause {victim.label}")
-            victim.signal(19)
-            self.world.after(4.0, lambda: victim.signal(18))
+            self._pause(list(self.processes)[int(where * len(self.processes))])
         elif kind in ("cut", "cut one way", "slow"):
             self._hit_links(kind, host)
         elif kind == "stranger":
             self._note("stranger")
             Process(host, None, ["stranger"], self._stranger, {}, {0: Null(), 1: Null(), 2: Null()})
+
+    def _hit_worker(self, kind: str, name: str, where: float) -> None:
+        if kind == "kill worker":  # at one of its calls from now on
+            self._kill_soon(name, int(10 ** (2 * where)))
+        elif kind == "kill leaver":
+            self.leavers += 1
+        elif kind == "reset":
+            self._reset(name)
+        else:  # its host is cut off from the launcher's, or held up: it goes on meanwhile
+            self._note(f"give up {name}")
+            self._go_on_without([name])
 
     def _hit_links(self, kind: str, host: Host) -> None:
         self._note(f"{kind} {host.name}")
@@ -248,6 +253,11 @@ class Run:
             link.cut, link.slow_s = kind != "slow", 0.2
         for link in links:
             self.world.after(6.0, link.heal)
+
+    def _pause(self, name: str) -> None:
+        self._note(f"pause {name}")
+        self.processes[name].signal(19)
+        self.world.after(4.0, lambda: self.processes[name].signal(18))
 
     def _note(self, what: str) -> None:
         self.faults.append(f"{what}: at {self.world.now:.3f} s")
@@ -262,6 +272,22 @@ class Run:
     def _kill_soon(self, name: str, calls: int) -> None:
         victim = self.processes[name]
         victim.hit_at_call, victim.hit = victim.calls + 1 + calls, functools.partial(self._kill, name)
+
+    def _reset(self, name: str) -> None:
+        """A worker's connection to another host breaks."""
+        process = self.processes[name]
+        ways = [(file.reader.way, file.writer.way) for file in process.fds.values() if isinstance(file, Both)
+                and isinstance(file.reader, WayReader) and isinstance(file.writer, WayWriter)]
+        if ways:
+            self._note(f"kill a connection of {name}")
+            process.data["on_end"].append(lambda: self.world.after(0.05, lambda: self._failed(name)))
+            for way in self.draw.choice(ways):
+                way.reset()
+
+    def _failed(self, name: str) -> None:
+        """The launcher hears of it, unless it is done."""
+        if self.processes[name].code:
+            self._go_on_without([name])
 
     def _lose(self, host: Host) -> None:
         """All processes of a host are gone at once, and no connection hears of it."""

@@ -14,6 +14,7 @@ class File:
     """An open file, pipe or socket, which several descriptors may share."""
 
     blocking = True
+    streams = False  # a read may end anywhere
 
     def __init__(self, waiters: Optional[List["Task"]] = None) -> None:
         self.refs = 0
@@ -58,6 +59,8 @@ class Pipe:
 
 
 class ReadEnd(File):
+    streams = True
+
     def __init__(self, pipe: Pipe) -> None:
         super().__init__(pipe.waiters)
         self.pipe = pipe
@@ -218,6 +221,8 @@ class Way:
 
 
 class WayReader(File):
+    streams = True
+
     def __init__(self, way: Way) -> None:
         super().__init__(way.waiters)
         self.way = way

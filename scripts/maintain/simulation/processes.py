@@ -177,6 +177,8 @@ subprocess = types.SimpleNamespace(
 class Both(File):
     """An end of a connection: what it reads from, and what it writes to."""
 
+    streams = True
+
     def __init__(self, reader: File, writer: File) -> None:
         super().__init__()
         self.reader, self.writer = reader, writer
@@ -324,7 +326,7 @@ class Socket:
 
     def recv(self, most: int) -> bytes:
         file = stdlib.opened(self._fd)
-        return bytes(self._until(lambda: file.read(most)))
+        return bytes(self._until(lambda: file.read(stdlib.world.part(most))))
 
     def shutdown(self, how: int) -> None:
         file = stdlib.opened(self._fd)

@@ -401,16 +401,16 @@ class Node:
         self.send("scheduler", "here", self.process.name)
         if self.on_sockets:
             self.process.data["on_end"] = [lambda: self.tell_workers("gone")]
-        start, here, left = -1, set(), set()
+        start, here, left, begun = -1, set(), set(), False  # type: int, Set[str], Set[str], bool
         while True:
-            message = self.receive()
-            assert message
-            if message[0] in ("begin", "here"):
-                here.add(message[1])
+            message = self.receive(self.world.now + 1.0 if start >= 0 and not begun else None) or ("looks for losses",)
+            if message[0] in ("begin", "here", "looks for losses"):
+                here.update(message[1:2])
                 if message[0] == "begin":
                     self.total, start = message[2:]
                     self.report.report("joined")
-                if start >= 0 and (here >= set(self.workers) - set(self.lost()) or not self.on_sockets):
+                begun = start >= 0 and (here >= set(self.workers) - set(self.lost()) or not self.on_sockets)
+                if begun:
                     self.tell_workers("begun", start)
             elif message[0] == "joins" and message[1] in self.fabric.before:  # who was given up may still send
                 self.fabric.carry(self.process, self.fabric.before[message[1]], ("gone",))

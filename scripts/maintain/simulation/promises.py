@@ -16,7 +16,7 @@ KILLS = ("kill", "term", "xcpu", "segv", "abort", "raise")
 CODES = {"kill": 137, "segv": 139, "abort": 134, "term": 143, "xcpu": 152, "raise": 70, "refuse": 64, "stop": 75,
          "stand": 75}
 HARMLESS = ("clock", "block output", "late agents", "stutter")
-HEALS = ("pause", "freeze", "slow", "cut", "cut one way", "cut data")
+HEALS = ("pause", "freeze", "slow", "full", "cut", "cut one way", "cut data")
 OF_HOSTS = ("lose host", "reboot", "cut", "cut one way", "cut data", "slow", "reset")
 OWN_DEADLINES = ("exit code 75", f"exit code {MPI_GAVE_UP}")
 SIGNALS = {"interrupt": 130, "interrupt twice": 130, "terminate": 143}
@@ -526,9 +526,11 @@ def _troubled(result: Result, since: float, until: float) -> bool:
 
 
 def raises_nothing(result: Result) -> Iterator[str]:
-    """No process of the job ends with a Python traceback of our code, and nothing that only observes fails."""
+    """No process of the job ends with a Python traceback of our code, and nothing that only observes fails, unless the
+    disk is full."""
     for line in result.world.history:
-        if "TRACEBACK" in line or "Traceback (most recent" in line or "failed, and the job goes on without" in line:
+        observes = "failed, and the job goes on without" in line and "No space left on device" not in line
+        if "TRACEBACK" in line or "Traceback (most recent" in line or observes:
             yield line
             return
 

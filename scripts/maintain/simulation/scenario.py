@@ -31,7 +31,7 @@ SENT = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT,
         "end agent": signal.SIGTERM}
 """Faults that are a signal, at first."""
 STATES = {"late agents": ("late_s", 6.0, 0.0), "full": ("full", True, False)}
-"""Those that set something of a host for a while. Its disk is full in a test alone."""
+"""Those that set something of a host for a while."""
 STUTTERS, STUTTERS_S = 6, 0.8
 """A process that stutters stands still so often, a second apart, for so long."""
 
@@ -164,6 +164,9 @@ def draw_faults(job: Any, about_s: float, draw: random.Random, heals: bool, more
         kind, victim = more.choice(("kill", "segv", "pause", "pause" if heals else "stop")), more.choice(everybody)
         drawn.append(Fault(kind, victim, 0.0, int(10 ** (3 * more.random())), 5.0 if kind == "pause" else 0.0,
                            f"start 2 of {victim}"))
+    if more.random() < 0.05:
+        lasts_s = more.choice((3.0, 8.0, 30.0)) if heals else 0.0
+        drawn.append(Fault("full", more.choice([*hosts, HERE]), about_s * more.random(), 0, lasts_s, ""))
     return drawn
 
 

@@ -70,7 +70,7 @@ def os_read(fd: int, most: int) -> bytes:
     world.call()
     file = opened(fd)
     while True:
-        data = file.read(most)
+        data = file.read(world.part(most) if file.streams else most)
         if data is not None:
             return data
         if not file.blocking:

@@ -43,6 +43,7 @@ class World:
         self.delay_s = self.random.choice((1e-4, 2e-3, 2e-2))
         self.preempted = self.random.choice((0.0, 0.0, 0.002, 0.02))
         """How often a task is interrupted at a call that would not wait."""
+        self._parts = random.Random(f"parts {seed}") if seed % 10 == 3 else None
         self.clocks_differ = seed % 5 == 0  # of hosts; when they do the history is longer by a tenth
         self.hosts: Dict[str, Host] = {}
         self.links: Dict[Tuple[str, str], Link] = {}
@@ -131,6 +132,10 @@ class World:
         if process.pending:
             process.handle_signals()
         return process
+
+    def part(self, most: int) -> int:
+        """How much a read of a pipe or a connection gets at most: in a tenth of the seeds at times a part."""
+        return self._parts.randrange(1, 60) if self._parts and self._parts.random() < 0.3 else most
 
     def wait(self, files: Sequence["File"], until: Optional[float]) -> bool:
         """Give the turn away until one of the files changes, a signal comes or it is time; false: it is time."""
