@@ -7,7 +7,9 @@
 """
 import contextlib
 import functools
+import itertools
 import sys
+import traceback
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
@@ -17,50 +19,13 @@ import torch
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts.base import warn_of_own
 from kvstore.fronts.torch import models, translation
-from kvstore.fronts.torch.lanes import TensorLane, held
+from kvstore.fronts.torch.lanes import Arrivals, TensorLane, held
 from kvstore.fronts.torch.store import DTYPES, TorchStore
-from kvstore.messages.buckets import Bucket, Parameter
+from kvstore.messages.buckets import Parameter
 
 _Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter's place until PyTorch 2.2
 LOOKED_EVERY = 16
 """Iterations after which the model is looked through for other tensors than in the beginning."""
-
-
-class Arrivals:
-    """Which buckets may leave: those whose gradients are all there, and after all buckets before them."""
-
-    def __init__(self, buckets: List[Bucket]) -> None:
-        self._buckets_of: Dict[str, List[int]] = {}
-        for number, bucket in enumerate(buckets):
-            for segment in bucket.segments:
-                self._buckets_of.setdefault(segment.parameter.name, []).append(number)
-        self._sizes = [len(bucket.segments) for bucket in buckets]
-        self.begin()
-
-    def begin(self) -> None:
-        """An iteration begins: nothing is there."""
-        self._missing, self._there = list(self._sizes), set()  # type: List[int], Set[str]
-        self.left = 0
-        """Buckets that have left."""
-
-    def note(self, name: str) -> Iterator[int]:
-        """A gradient is there; the numbers of the buckets that may leave now. ProtocolError if it was there before."""
-        if name in self._there:
-            raise ProtocolError(f"a second gradient of {name} appeared before optimizer.step(), when the first may "
-                                "have left already; let all backward passes of an iteration but the last run under "
-                                "`with optimizer.no_sync():`. After a backward pass that failed call zero_grad(); if "
-                                "gradients had left by then, only a new store can go on")
-        self._there.add(name)
-        for number in self._buckets_of[name]:
-            self._missing[number] -= 1
-        while self.left < len(self._missing) and not self._missing[self.left]:
-            yield self.left
-            self.left += 1  # if it could be sent
-
-    def rest(self) -> Iterator[int]:
-        while self.left < len(self._missing):
-            yield self.left
-            self.left += 1
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -263,27 +228,11 @@ class Optimizer(torch.optim.Optimizer):
         if self.store.under_way and self._rates != self._rates_now():
             raise ConfigError("the learning rate was changed between backward() and step(), when gradients had left "
                               "with the old one; change it before the backward pass")
-        self._check_fixed(self.param_groups, "now")
+        translation.check_fixed(self._fixed, self.param_groups, "now")
         self._check_trained()
         if hasattr(self, "found_inf"):
             raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
                               "odsgd.torch.GradScaler in its place, with the same arguments")
-
-    def _check_fixed(self, groups: List[Dict[str, Any]], where: str) -> None:
-        """ConfigError if groups have other settings than the store began with, beside the rate."""
-        theirs = translation.fixed(groups)
-        if theirs == self._fixed:
-            return
-        if len(theirs) != len(self._fixed):
-            raise ConfigError(f"the optimizer had {len(self._fixed)} parameter groups when od.Optimizer was made, and "
-                              f"has {len(theirs)} {where}; make a new store and a new optimizer")
-        for was, now in zip(self._fixed, theirs):
-            for name in sorted({*was, *now}):
-                if was.get(name) != now.get(name):
-                    cycled = name in ("momentum", "betas")
-                    raise ConfigError(f"{name} of the optimizer was {was.get(name)} when od.Optimizer was made, and is "
-                                      f"{now.get(name)} {where}; of parameter groups only the learning rate may change"
-                                      f"{' (OneCycleLR and CyclicLR: cycle_momentum=False)' * cycled}")
 
     def _check_trained(self) -> None:
         """ConfigError if other parameters are trained than in the beginning, or the model not by this one any more."""
@@ -304,7 +253,7 @@ class Optimizer(torch.optim.Optimizer):
                                       "the one that is gone: replace layers, and call load_state_dict(assign=True), "
                                       "before the optimizer is made, or go on with a new store and a new optimizer")
         if len(self._given.param_groups) != len(self._fixed):
-            self._check_fixed(self._given.param_groups, "now")
+            translation.check_fixed(self._fixed, self._given.param_groups, "now")
         for name, tensor, frozen in self._own:
             if frozen == tensor.requires_grad:
                 was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")
@@ -348,7 +297,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
         """Parameter groups, and the optimizer's own state where it has one."""
-        self._check_fixed(saved["param_groups"], "in the state to load")
+        translation.check_fixed(self._fixed, saved["param_groups"], "in the state to load")
         super().load_state_dict(saved)
         self._given.param_groups = self.param_groups  # a scheduler may have been made of it
 
@@ -413,17 +362,15 @@ class Optimizer(torch.optim.Optimizer):
         self._hooks += [module.register_state_dict_pre_hook(saved) for module in own]
 
     def _watch_gradients(self) -> None:
-        trained, me = {one.name for one in self._described()}, weakref.ref(self)
+        me = weakref.ref(self)
 
         def appeared(name: str, _: torch.Tensor) -> None:
             optimizer = me()  # PyTorch keeps this function where no garbage collector looks
             if optimizer is not None:
                 optimizer._appeared(name)
 
-        for tensor in self._model.parameters():
-            name = self._names[id(tensor)]
-            if name in trained:
-                self._hooks.append(tensor.register_post_accumulate_grad_hook(functools.partial(appeared, name)))
+        for name, one in self.store._trained.items():
+            self._hooks.append(one.parameter.register_post_accumulate_grad_hook(functools.partial(appeared, name)))
 
     def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
         """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model
@@ -489,11 +436,5 @@ class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
 
 def _called_by(name: str) -> bool:
     """Whether the call that is under way comes from a function of this name, a few calls up."""
-    frame = sys._getframe(1)
-    for _ in range(6):
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-        if frame.f_code.co_name == name:
-            return True
-    return False
+    callers = itertools.islice(traceback.walk_stack(sys._getframe(2)), 6)
+    return any(frame.f_code.co_name == name for frame, _ in callers)
