@@ -17,6 +17,7 @@ import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, unknown
+from kvstore.fronts import sums
 from kvstore.fronts.base import FrontEnd
 from kvstore.fronts.gluon import batch, scaling, waits
 from kvstore.fronts.gluon.lanes import Keyed, Lane
@@ -229,8 +230,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             return
         sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}
         rest = {key: values[key].asnumpy() for key in values if key not in sizes}
-        for key, flat in (*self._from_worker_0(sizes, lambda key: values[key].asnumpy()),
-                          *self._bytes_from_worker_0(rest)):
+        for key, flat in (*sums.from_worker_0(self.session.transport, sizes, lambda key: values[key].asnumpy()),
+                          *sums.bytes_from_worker_0(self.session.transport, rest)):
             _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _take_over(self) -> None:
