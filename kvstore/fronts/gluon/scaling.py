@@ -76,12 +76,12 @@ def _finite(grad: NDArray) -> bool:
     return finite.finite(engine.memory(flat))
 
 
-def take_over(scaler: Any, said: Callable[[], bool]) -> Callable[[bool], None]:
-    """Let the Trainer hear from `said` whether there was an overflow. Returns what tells the scaler of one."""
+def take_over(scaler: Any) -> Callable[[bool], None]:
+    """Returns what tells the scaler, and the Trainer that asks it, whether there was an overflow."""
     looks = scaler.has_overflow
-    scaler.has_overflow = lambda parameters: said()
 
     def tell(overflow: bool) -> None:
+        scaler.has_overflow = lambda parameters: overflow
         looks([types.SimpleNamespace(_grad=[mx.nd.array([math.inf if overflow else 0.0])])])
 
     return tell
