@@ -249,36 +249,37 @@ def _elements(tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
 class Arrivals:
     """Which buckets may leave: those whose gradients are all there, and after all buckets before them."""
 
-    def __init__(self, buckets: List[Bucket]) -> None:
-        self._buckets_of: Dict[str, List[int]] = {}
-        for number, bucket in enumerate(buckets):
-            for segment in bucket.segments:
-                self._buckets_of.setdefault(segment.parameter.name, []).append(number)
-        self._sizes = [len(bucket.segments) for bucket in buckets]
+    def __init__(self, lanes: Sequence[TensorLane]) -> None:
+        self._lanes = lanes
+        self.lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
+        for lane in lanes:
+            for segment in lane.bucket.segments:
+                self.lanes_of.setdefault(segment.parameter.name, []).append(lane)
         self.begin()
 
     def begin(self) -> None:
         """An iteration begins: nothing is there."""
-        self._missing = list(self._sizes)
+        self._missing = {lane: len(lane.parts) for lane in self._lanes}
         self._there: Set[str] = set()
         self.left = 0
         """Buckets that have left."""
 
-    def note(self, name: str) -> Iterator[int]:
-        """A gradient is there; the numbers of the buckets that may leave now. ProtocolError if it was there before."""
+    def note(self, name: str) -> Iterator[TensorLane]:
+        """A gradient is there; the buckets that may leave now. ProtocolError if it was there before."""
         if name in self._there:
             raise ProtocolError(f"a second gradient of {name} appeared before optimizer.step(), when the first may "
                                 "have left already; let all backward passes of an iteration but the last run under "
                                 "`with optimizer.no_sync():`. After a backward pass that failed call zero_grad(); if "
                                 "gradients had left by then, only a new store can go on")
         self._there.add(name)
-        for number in self._buckets_of[name]:
-            self._missing[number] -= 1
-        while self.left < len(self._missing) and not self._missing[self.left]:
-            yield self.left
-            self.left += 1  # if it could be sent
+        for lane in self.lanes_of[name]:
+            self._missing[lane] -= 1
+        for lane in self.rest():
+            if self._missing[lane]:
+                break
+            yield lane
 
-    def rest(self) -> Iterator[int]:
-        while self.left < len(self._missing):
-            yield self.left
-            self.left += 1
+    def rest(self) -> Iterator[TensorLane]:
+        while self.left < len(self._lanes):
+            yield self._lanes[self.left]
+            self.left += 1  # if it could be sent

@@ -88,7 +88,6 @@ class Optimizer(torch.optim.Optimizer):
         self._ran: Set[torch.nn.Module] = set()
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
-        self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
         self._hooks: List[Any] = []  # handles of what was put into the model and the given optimizer
         self._steps_given = False  # whether a step of the given optimizer is this one's
         store.session.own_step = self._own_step()
@@ -111,8 +110,8 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_settings()
         arrivals = self._arrivals or self._begin()
-        for number in arrivals.rest():
-            self._send(number)
+        for lane in arrivals.rest():
+            self._send(lane)
         self.store.end_step()
         arrivals.begin()
         self.store.show(self._at_step)
@@ -202,23 +201,23 @@ class Optimizer(torch.optim.Optimizer):
     def _appeared(self, name: str) -> None:
         """The gradient of a parameter is in its ``.grad``."""
         self._order.setdefault(name)
-        if any(lane.due is not None for lane in self._lanes_of.get(name, ())):
+        if self._arrivals is None:
+            return
+        if any(lane.due is not None for lane in self._arrivals.lanes_of[name]):
             raise ProtocolError(f"the gradient of {name} was taken at weights of an earlier iteration: its module, or "
                                 "the model, was called in the first iteration and not in this one; call "
                                 "optimizer.synchronize() after step()")
-        if self._arrivals is None:
-            return
         if self._syncing:
             self.store._check_may_step("; gradients alone come without it under `with optimizer.no_sync():`")
         self.store.appeared(name, self._syncing)
-        for number in self._arrivals.note(name) if self._syncing else ():
-            self._send(number)
+        for lane in self._arrivals.note(name) if self._syncing else ():
+            self._send(lane)
 
-    def _send(self, number: int) -> None:
+    def _send(self, lane: TensorLane) -> None:
         if not self.store.under_way:
             self._rates = self._rates_now()
             self.store.begin_iteration([rate / lr_mult for rate, (lr_mult, _) in zip(self._rates, self._multipliers)])
-        self.store.send(self.store.lanes[number])
+        self.store.send(lane)
 
     def _rates_now(self) -> List[float]:
         return [float(group["lr"]) for group in self.param_groups]
@@ -313,8 +312,7 @@ class Optimizer(torch.optim.Optimizer):
     def _watch(self) -> None:
         """What a script does, where the store must know of it."""
         self._watch_gradients()
-        self._before = self._watch_modules()
-        self._hooks += self._before.values()
+        self._watch_modules()
         self._watch_saving()
         self._watch_shards()
 
@@ -372,9 +370,9 @@ class Optimizer(torch.optim.Optimizer):
         for name, one in self.store._trained.items():
             self._hooks.append(one.parameter.register_post_accumulate_grad_hook(functools.partial(appeared, name)))
 
-    def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
-        """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model
-        shares, and which know nothing of the copy."""
+    def _watch_modules(self) -> None:
+        """What is called before a module's forward pass. It is a function, which a deep copy of the model shares, and
+        which knows nothing of the copy."""
         def before(module: torch.nn.Module, _: Any) -> None:
             if self._arrivals is None:
                 self._ran.add(module)
@@ -384,16 +382,14 @@ class Optimizer(torch.optim.Optimizer):
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
         self._at_once = hasattr(self._model, "_orig_mod") or any(models.those_in(self._model, "FSDPModule"))
         modules = [self._model] if self._at_once else self._model.modules()
-        return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
+        self._before = {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
+        self._hooks += self._before.values()
 
     def _begin(self) -> Arrivals:
         """The first iteration has shown in what order gradients appear, and which modules compute."""
         self.store.begin(self._order)
-        self._arrivals = arrivals = Arrivals([lane.bucket for lane in self.store.lanes])
-        lanes = self._lanes_of
-        for lane in self.store.lanes:
-            for segment in lane.bucket.segments:
-                lanes.setdefault(segment.parameter.name, []).append(lane)
+        self._arrivals = arrivals = Arrivals(self.store.lanes)
+        lanes = arrivals.lanes_of
         awaited: Set[str] = set()
         for module in self._before:
             own = list(lanes) if self._at_once else [self._names[id(one)] for one in module.parameters(recurse=False)]
