@@ -365,7 +365,7 @@ class FrontEnd:
     def _warn(self, said: Optional[str]) -> None:
         """Worker 0 prints it."""
         if said is not None and self.rank == 0:
-            warn_once.__wrapped__(said)
+            warn(said)
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """Over the workers, in single precision. Collective; waits."""
@@ -450,9 +450,11 @@ class FrontEnd:
             raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer for it")
 
 
-@functools.lru_cache(maxsize=None)
-def warn_once(said: str) -> None:
+def warn(said: str) -> None:
     print(f"{environment.who()}: warning: {said}", file=sys.stderr, flush=True)
+
+
+warn_once = functools.lru_cache(maxsize=None)(warn)
 
 
 def warn_of_own(store: str, other_ways: str = "") -> None:

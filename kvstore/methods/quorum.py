@@ -47,10 +47,6 @@ class QuorumRule(AsyncRule):
         self._resting: Set[int] = set()
         self._plan: List[Any] = planned(self.options.replay, self.index) if self.options.replay else []
 
-    @property
-    def log(self) -> List[Any]:
-        return log_in(vars(self))
-
     def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
         """A round is over: bring `w` to what it comes to."""
         raise NotImplementedError

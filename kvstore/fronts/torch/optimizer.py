@@ -200,8 +200,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _appeared(self, name: str) -> None:
         """The gradient of a parameter is in its ``.grad``."""
-        self._order.setdefault(name)
         if self._arrivals is None:
+            self._order.setdefault(name)
             return
         if any(lane.due is not None for lane in self._arrivals.lanes_of[name]):
             raise ProtocolError(f"the gradient of {name} was taken at weights of an earlier iteration: its module, or "
