@@ -88,6 +88,8 @@ class Optimizer(torch.optim.Optimizer):
         self._ran: Set[torch.nn.Module] = set()
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
+        self._sharded = list(models.those_in(model, "FSDPModule"))
+        self._at_once = hasattr(model, "_orig_mod") or bool(self._sharded)  # modules have no hooks of their own then
         self._hooks: List[Any] = []  # handles of what was put into the model and the given optimizer
         self._steps_given = False  # whether a step of the given optimizer is this one's
         store.session.own_step = self._own_step()
@@ -244,7 +246,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
                               "the same parameters since")
         looks = self.store.iteration % LOOKED_EVERY == 0 or not self.store.lanes
-        if looks and not any(models.those_in(self._model, "FSDPModule")):  # which puts others in their place
+        if looks and not self._sharded:  # which puts others in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:
                 if id(tensor) not in there:
@@ -337,13 +339,11 @@ class Optimizer(torch.optim.Optimizer):
     def _watch_shards(self) -> None:
         """Let an FSDP model gather its weights anew in each forward pass, since its root may still hold older weights.
         """
-        sharded = list(models.those_in(self._model, "FSDPModule"))
-
         def reshard(*_: Any) -> None:
-            for module in sharded:
+            for module in self._sharded:
                 module.reshard()
 
-        if sharded:
+        if self._sharded:
             self._hooks.append(self._model.register_forward_pre_hook(reshard, prepend=True))
 
     def _watch_saving(self) -> None:
@@ -380,7 +380,6 @@ class Optimizer(torch.optim.Optimizer):
 
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
-        self._at_once = hasattr(self._model, "_orig_mod") or any(models.those_in(self._model, "FSDPModule"))
         modules = [self._model] if self._at_once else self._model.modules()
         self._before = {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
         self._hooks += self._before.values()
