@@ -20,16 +20,14 @@ def over_workers(sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray],
         yield from zip(keys, np.split(total(flat), np.cumsum([sizes[key] for key in keys])[:-1]))
 
 
-def from_worker_0(transport: Transport, sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray]
-                  ) -> Iterator[Tuple[Any, np.ndarray]]:
-    """Worker 0's numbers: sums to which it alone adds anything."""
-    return over_workers(sizes, mine if agreement.brings_own(transport) else lambda key: np.zeros(sizes[key]),
-                        transport.total)
-
-
-def bytes_from_worker_0(transport: Transport, mine: Mapping[Any, np.ndarray]) -> Iterator[Tuple[Any, np.ndarray]]:
-    """The same of arrays of types that single precision cannot represent."""
-    for key, array in mine.items():
+def from_worker_0(transport: Transport, sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray],
+                  exact: Mapping[Any, np.ndarray]) -> Iterator[Tuple[Any, np.ndarray]]:
+    """Worker 0's numbers: sums to which it alone adds anything. `exact`: arrays of types that single precision cannot
+    represent, whose bytes travel.
+    """
+    yield from over_workers(sizes, mine if agreement.brings_own(transport) else lambda key: np.zeros(sizes[key]),
+                            transport.total)
+    for key, array in exact.items():
         yield key, np.frombuffer(agreement.from_worker_0(transport, array.tobytes()), array.dtype)
 
 

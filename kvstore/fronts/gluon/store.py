@@ -229,8 +229,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             return
         sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}
         rest = {key: values[key].asnumpy() for key in values if key not in sizes}
-        for key, flat in (*sums.from_worker_0(self.session.transport, sizes, lambda key: values[key].asnumpy()),
-                          *sums.bytes_from_worker_0(self.session.transport, rest)):
+        for key, flat in sums.from_worker_0(self.session.transport, sizes, lambda key: values[key].asnumpy(), rest):
             _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _take_over(self) -> None:

@@ -185,14 +185,13 @@ class TorchStore(FrontEnd):
 
     def _share(self) -> None:
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
-        exact = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
-        transport = self.session.transport
-        for name, flat in sums.from_worker_0(transport, exact, lambda name: self._numbers(self._tensors[name])):
-            _set(self._tensors[name], flat)
-        rest = {name: held(one).detach().cpu().contiguous() for name, one in self._tensors.items() if name not in exact}
-        for name, flat in sums.bytes_from_worker_0(transport, {name: one.reshape(-1).view(torch.uint8).numpy()
-                                                               for name, one in rest.items() if one.numel()}):
-            _set(self._tensors[name], torch.frombuffer(bytearray(flat), dtype=rest[name].dtype))
+        real = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
+        rest = {name: held(one).detach().cpu().contiguous() for name, one in self._tensors.items() if name not in real}
+        for name, flat in sums.from_worker_0(
+                self.session.transport, real, lambda name: self._numbers(self._tensors[name]),
+                {name: one.reshape(-1).view(torch.uint8).numpy() for name, one in rest.items() if one.numel()}):
+            _set(self._tensors[name],
+                 flat if name in real else torch.frombuffer(bytearray(flat), dtype=rest[name].dtype))
 
     def begin(self, order: Iterable[str] = ()) -> None:
         """Lay out the buckets, and give the servers their weights. Collective; waits. The first step does it, too.
