@@ -146,18 +146,6 @@ class Optimizer(torch.optim.Optimizer):
                               "`with optimizer.no_sync():`")
         self.store.mean_gradients()
 
-    def sum_overflows(self, mine: float) -> float:
-        """Over the workers, of what a scaler has found before `step`. Collective; waits. In an asynchronous job each
-        worker skips by itself.
-        """
-        if self._arrivals is not None and self._arrivals.left:
-            raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
-                              "pass under `with optimizer.no_sync():`")
-        self.store.let_change()
-        if self.store.session.method.asynchronous:
-            return mine
-        return float(self.store.sum_within(np.array([mine]))[0])
-
     def synchronize(self) -> None:
         """Wait for the weights of the next iteration, and have them in the parameters.
 
@@ -420,13 +408,20 @@ class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
         return super().step(optimizer, *args, **kwargs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """As PyTorch's; collective, and waits. `step` does it, too, where gradients travel."""
+        """As PyTorch's; collective, and waits, but in an asynchronous job. `step` does it, too, where gradients travel.
+        """
         super().unscale_(optimizer)
-        if self.is_enabled() and isinstance(optimizer, Optimizer):
+        if not (self.is_enabled() and isinstance(optimizer, Optimizer)):
+            return
+        if optimizer._arrivals is not None and optimizer._arrivals.left:
+            raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
+                              "pass under `with optimizer.no_sync():`")
+        optimizer.store.let_change()
+        if not optimizer.store.session.method.asynchronous:
             found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
-            total = optimizer.sum_overflows(sum(one.item() for one in found))
+            total, = optimizer.store.sum_within(np.array([sum(one.item() for one in found)]))
             for one in found:
-                one.fill_(total)
+                one.fill_(float(total))
 
 
 def _called_by(name: str) -> bool:
