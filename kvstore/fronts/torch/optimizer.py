@@ -256,11 +256,10 @@ class Optimizer(torch.optim.Optimizer):
         """The parameters to train, in the model's order."""
         groups = {id(parameter): number for number, group in enumerate(self.param_groups)
                   for parameter in group["params"]}
-        foreign = [parameter for group in self.param_groups for parameter in group["params"]
-                   if id(parameter) not in self._names]
-        if foreign:
-            raise ConfigError(f"a parameter of shape {tuple(foreign[0].shape)} is the optimizer's and not the model's; "
-                              "make the optimizer of model.parameters()")
+        for name, tensor, _ in self._own:
+            if not name:
+                raise ConfigError(f"a parameter of shape {tuple(tensor.shape)} is the optimizer's and not the model's; "
+                                  "make the optimizer of model.parameters()")
         described = []
         for tensor in self._model.parameters():
             if id(tensor) in groups and tensor.requires_grad and held(tensor).numel():

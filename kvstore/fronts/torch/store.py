@@ -301,8 +301,7 @@ class TorchStore(FrontEnd):
         sizes = {name: one.tensor.numel() for name, one in self._trained.items()}
         grads = {name: one.parameter.grad for name, one in self._trained.items()}
         for name, flat in sums.over_workers(sizes, lambda name: self._numbers(grads[name]), mean):
-            grad = held(grads[name])
-            grad.copy_(torch.from_numpy(flat).view(grad.shape))
+            _set(grads[name], flat)
 
     def sum_within(self, mine: np.ndarray) -> np.ndarray:
         """A sum over the workers in the middle of an iteration, to which those that have joined add nothing.
