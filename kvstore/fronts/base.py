@@ -395,8 +395,8 @@ class FrontEnd:
         rates. They travel as bytes, since sums of bytes are exact.
         """
         mine = np.frombuffer(np.array(numbers, float).tobytes(), np.uint8)
-        active, *sums = self.session.transport.total(np.array([1, *mine]) * (not self.session.joined))
-        theirs = np.array(sums) / max(active, 1)
+        active, *added = self.session.transport.total(np.array([1, *mine]) * (not self.session.joined))
+        theirs = np.array(added) / max(active, 1)
         if not self.session.joined and (theirs != mine).any():
             raise ProtocolError(f"iteration {self.iteration + 1}: the workers differ in their learning rates (here "
                                 f"{', '.join(f'{rate:g}' for rate in numbers[1:])}), or one takes another step; let "
