@@ -6,13 +6,14 @@ import contextlib
 import functools
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
-from kvstore.job import agreement, ending, environment
+from kvstore.fronts import sums
+from kvstore.job import ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES
 from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods.common import Options
@@ -21,9 +22,6 @@ from kvstore.methods.quorum import log_in
 from kvstore.session import saving
 from kvstore.session.session import Session
 from kvstore.session.staleness import Staleness
-
-SUMMED_TOGETHER = 4 * 1024 * 1024
-"""Numbers in one sum over the workers, outside the training loop."""
 
 
 class Snapshot(NamedTuple):
@@ -49,8 +47,7 @@ class FrontEnd:
         """Every bucket's way between the parameters and flat arrays, from the first step on."""
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
-        self._shown: Optional[Snapshot] = None  # what the parameters hold in the place of this worker's own weights
-        self._own_aux: Dict[str, Any] = {}  # this worker's own meanwhile
+        self._shown: List[Snapshot] = []  # this worker's own, then what the parameters hold in its place; else none
         self._told_unsent = False
         self._closed, self._pid = False, os.getpid()
 
@@ -133,7 +130,7 @@ class FrontEnd:
         Untrained arrays of trainable types (the statistics of BatchNorm) hold their mean over devices and workers.
         Afterwards the parameters hold this worker's own values again.
         """
-        with self.showing(self._global_snapshot()):
+        with self._show(self._global_snapshot()):
             yield
 
     def _global_snapshot(self) -> Snapshot:
@@ -144,7 +141,7 @@ class FrontEnd:
         self.session.weights_holder.check()
         self._tell_unsent()
         own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._aux().items()}
-        means = self._over_workers(
+        means = sums.over_workers(
             {name: mine[0].size for name, mine in own.items() if mine[0].dtype.name in TRAINABLE_DTYPES},
             lambda name: np.mean(own[name], axis=0), self.session.mean)
         shared = {name: [mean.reshape(own[name][0].shape)] * len(own[name]) for name, mean in means}
@@ -168,32 +165,28 @@ class FrontEnd:
     @contextlib.contextmanager
     def showing(self, snapshot: Snapshot) -> Iterator[None]:
         """Inside, this worker's parameters hold what a `snapshot` has. Not collective; waits for nobody else."""
-        show_own = self._put(snapshot)
-        try:
+        with self._show(snapshot):
             yield
-        finally:
-            show_own()
 
-    def _put(self, snapshot: Snapshot) -> Callable[[], None]:
-        """Let the parameters hold a snapshot; returns what brings back what they have held."""
-        before, aux = self._shown, self._aux()
-        own_weights = self._own_weights() if before is None else before.weights
+    def _show(self, snapshot: Snapshot) -> contextlib.ExitStack:
+        """Let the parameters hold a snapshot; what is returned, once closed, brings back what they have held."""
+        self._shown = self._shown or [Snapshot(self._own_weights(), self._aux())]
+        with contextlib.ExitStack() as way_back:
+            way_back.callback(self._show_before)
+            self._shown.append(snapshot)
+            self._place(snapshot)
+            return way_back.pop_all()
 
-        def show_own() -> None:
-            self._shown = before
-            for lane, own in zip(self.lanes, own_weights):
-                lane.show(own)
-            self._set_aux(aux)
-            self._own_aux = {} if before is None else self._own_aux
+    def _show_before(self) -> None:
+        self._shown.pop()
+        self._place(self._shown[-1])
+        if len(self._shown) == 1:
+            self._shown.clear()
 
-        with contextlib.ExitStack() as otherwise:
-            otherwise.callback(show_own)
-            self._shown, self._own_aux = snapshot, self._own_aux or aux
-            for lane, flat in zip(self.lanes, snapshot.weights):
-                lane.show(flat)
-            self._set_aux(snapshot.aux)
-            otherwise.pop_all()
-        return show_own
+    def _place(self, snapshot: Snapshot) -> None:
+        for lane, flat in zip(self.lanes, snapshot.weights):
+            lane.show(flat)
+        self._set_aux(snapshot.aux)
 
     def _own_weights(self) -> List[NDArray]:
         """This worker's, by bucket, as the session has them, too."""
@@ -202,7 +195,7 @@ class FrontEnd:
     @property
     def shows_own(self) -> bool:
         """Whether parameters may hold this worker's own weights now, and not the global ones."""
-        return bool(self.lanes) and not self._closed and self._shown is None and self._keeps_own
+        return bool(self.lanes) and not self._closed and not self._shown and self._keeps_own
 
     @property
     def _keeps_own(self) -> bool:
@@ -238,7 +231,7 @@ class FrontEnd:
         self._idle()
         self._own_weights()
         arrays, meta = saving.worker_state(self.session)
-        aux = self._own_aux or self._aux()
+        aux = self._shown[0].aux if self._shown else self._aux()
         arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in aux.items()
                        for device, array in enumerate(mine)})
         return arrays, meta
@@ -372,32 +365,13 @@ class FrontEnd:
     def _warn(self, said: Optional[str]) -> None:
         """Worker 0 prints it."""
         if said is not None and self.rank == 0:
-            warn_once.__wrapped__(said)
+            warn(said)
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """Over the workers, in single precision. Collective; waits."""
         self._check_usable()
         self._meet()
         return self.session.transport.total(array)
-
-    def _over_workers(self, sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray],
-                      total: Callable[[np.ndarray], np.ndarray]) -> Iterator[Tuple[Any, np.ndarray]]:
-        """The `total` of what every worker has of each key, flat; many keys go together. Collective; waits."""
-        for keys in together(sizes):
-            flat = np.concatenate([np.asarray(mine(key), np.float32).reshape(-1) for key in keys])
-            yield from zip(keys, np.split(total(flat), np.cumsum([sizes[key] for key in keys])[:-1]))
-
-    def _from_worker_0(self, sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray]
-                       ) -> Iterator[Tuple[Any, np.ndarray]]:
-        """Worker 0's numbers of each key, flat: sums to which it alone adds anything. Collective; waits."""
-        transport = self.session.transport
-        return self._over_workers(sizes, mine if agreement.brings_own(transport) else lambda key: np.zeros(sizes[key]),
-                                  transport.total)
-
-    def _bytes_from_worker_0(self, mine: Mapping[Any, np.ndarray]) -> Iterator[Tuple[Any, np.ndarray]]:
-        """The same of arrays of types that single precision cannot represent."""
-        for key, array in mine.items():
-            yield key, np.frombuffer(agreement.from_worker_0(self.session.transport, array.tobytes()), array.dtype)
 
     def _counts(self, *rates: float) -> Tuple[float, Sequence[float]]:
         """Weight of one gradient in the coming iteration, and its learning rates. Waits, where data may be uneven.
@@ -421,8 +395,8 @@ class FrontEnd:
         rates. They travel as bytes, since sums of bytes are exact.
         """
         mine = np.frombuffer(np.array(numbers, float).tobytes(), np.uint8)
-        active, *sums = self.session.transport.total(np.array([1, *mine]) * (not self.session.joined))
-        theirs = np.array(sums) / max(active, 1)
+        active, *added = self.session.transport.total(np.array([1, *mine]) * (not self.session.joined))
+        theirs = np.array(added) / max(active, 1)
         if not self.session.joined and (theirs != mine).any():
             raise ProtocolError(f"iteration {self.iteration + 1}: the workers differ in their learning rates (here "
                                 f"{', '.join(f'{rate:g}' for rate in numbers[1:])}), or one takes another step; let "
@@ -431,7 +405,7 @@ class FrontEnd:
 
     def _meet(self) -> None:
         """All workers come here: those whose data have ended go on without, until all have."""
-        if self.options.uneven == "join" and self.lanes and self._shown is None:
+        if self.options.uneven == "join" and self.lanes and not self._shown:
             self.join()
 
     def _join_at_exit(self) -> None:
@@ -457,7 +431,7 @@ class FrontEnd:
 
     def _check_may_step(self, else_: str = "") -> None:
         self._check_usable()
-        if self._shown is not None:
+        if self._shown:
             raise ProtocolError("a step inside `with store.global_weights():`, or `showing`; take it after the block"
                                 + else_)
 
@@ -476,25 +450,14 @@ class FrontEnd:
             raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer for it")
 
 
-@functools.lru_cache(maxsize=None)
-def warn_once(said: str) -> None:
+def warn(said: str) -> None:
     print(f"{environment.who()}: warning: {said}", file=sys.stderr, flush=True)
+
+
+warn_once = functools.lru_cache(maxsize=None)(warn)
 
 
 def warn_of_own(store: str, other_ways: str = "") -> None:
     """Warn a script that saves this worker's own weights."""
     warn_once(f"what is saved are this worker's own weights; under `{store}` the global ones are others: save inside "
               f"`with store.global_weights():`, on all workers{other_ways}")
-
-
-def together(sizes: Mapping[Any, int]) -> Iterator[List[Any]]:
-    """Groups of keys whose numbers travel in one sum."""
-    keys, numbers = [], 0  # type: List[Any], int
-    for key, size in sizes.items():
-        if keys and numbers + size > SUMMED_TOGETHER:
-            yield keys
-            keys, numbers = [], 0
-        keys.append(key)
-        numbers += size
-    if keys:
-        yield keys

@@ -21,7 +21,7 @@ How the loop is cut: the worker's as in `asgd`. The server's, Algorithm 2:
     pull request of m: bak(m) <- w, send w         `push`; the transport sends: one round trip for push and pull
 
 Deviation: with `codec_weights` bak(m) is W, not what the codec has made of it for worker m.
-As optimizers of MXNet both are in `kvstore.optimizers.described`, made of the two functions below.
+As optimizers of MXNet both are in `kvstore.optimizers.compensated`, made of the two functions below.
 Other workers after a restart (``-n MIN:MAX``): every backup begins as W, MeanSquare as 0, as in a new run.
 """
 from dataclasses import dataclass

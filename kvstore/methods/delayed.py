@@ -106,7 +106,7 @@ class ODSGD(Delayed):
             if self.optimizer_local == "none":
                 self.refuse(("lr_local", "momentum_local", "wd_local", *local_optimizers.COMPENSATION),
                             "with optimizer_local `none`, which takes no local step")
-            local_optimizers.fill_in(self, "optimizer_local", self.optimizer_local)
+            local_optimizers.fill_in(self, self.optimizer_local)
             local_optimizers.check_momentum("momentum_local", self.momentum_local, self.optimizer_local)
 
     @classmethod

@@ -56,17 +56,17 @@ LOCAL = dataclasses.replace(_listed, convert=_local)
 
 def compensation_option(option_name: str) -> Any:
     """The option of this name for a local optimizer; its default is the default of the chosen optimizer."""
-    field = {field.name: field for field in dataclasses.fields(dcasgd.DCASGDA.Options)}[option_name]
+    field = dcasgd.DCASGDA.Options.__dataclass_fields__[option_name]
     return option(None, field.metadata["kind"], field.metadata["help"], tunable=field.metadata["tunable"],
                   method_specific=True, otherwise="the default of optimizer_local")
 
 
-def fill_in(options: Any, where: str, optimizer: str) -> None:
-    """Give `options` the defaults of `optimizer`, which the option `where` names; ConfigError for those it has not."""
+def fill_in(options: Any, optimizer: str) -> None:
+    """Give `options` the defaults of `optimizer`, its `optimizer_local`; ConfigError for those that one has not."""
     for option_name in COMPENSATION:
         takers = [taker for taker, its in COMPENSATED.items() if option_name in its.__dataclass_fields__]
         if optimizer not in takers and getattr(options, option_name) is not None:
-            raise ConfigError(f"{option_name} goes with {where} {' or '.join(takers)}, not with `{optimizer}`")
+            raise ConfigError(f"{option_name} goes with optimizer_local {' or '.join(takers)}, not with `{optimizer}`")
         if optimizer in takers and getattr(options, option_name) is None:
             options._set(option_name, COMPENSATED[optimizer].__dataclass_fields__[option_name].default)
 

@@ -47,10 +47,6 @@ class QuorumRule(AsyncRule):
         self._resting: Set[int] = set()
         self._plan: List[Any] = planned(self.options.replay, self.index) if self.options.replay else []
 
-    @property
-    def log(self) -> List[Any]:
-        return log_in(vars(self))
-
     def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
         """A round is over: bring `w` to what it comes to."""
         raise NotImplementedError
@@ -130,15 +126,12 @@ class QuorumRule(AsyncRule):
         few = len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers
         if few and self._may_still_come(ranks, rests):
             return False
-        left: List[Any] = []
-        closed: List[Any] = []
-        missing = Counter(ranks)
-        for one in zip(self.members, self.pushes):
-            (closed if missing[one[0][0]] > 0 else left).append(one)
-            missing[one[0][0]] -= 1
-        closed.sort(key=lambda one: int(one[0][0]))
-        self.close(w, np.array([rate for (_, rate), _ in closed]), [push for _, push in closed])
-        self.members, self.pushes = [member for member, _ in left], [push for _, push in left]
+        rates, pushes = [], []
+        for rank in sorted(ranks):
+            first = self._pushed_ranks().index(rank)
+            rates.append(self.members.pop(first)[1])
+            pushes.append(self.pushes.pop(first))
+        self.close(w, np.array(rates), pushes)
         self._log_next(sorted(ranks))
         return True
 

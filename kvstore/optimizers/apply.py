@@ -35,13 +35,18 @@ class Applied(Update):
         return described.state_arrays(self.state)
 
     def facts(self) -> Dict[str, Any]:
-        """What the optimizer remembers beside arrays, as JSON."""
-        return described.progress(self.optimizer, self.index)
+        """What the optimizer remembers beside arrays, as JSON: its count of updates, and settings it changes itself."""
+        count = self.optimizer._index_update_count.get(self.index, self.optimizer.begin_num_update)
+        return {"count": count, **described.describe(self.optimizer)}
 
     def restore(self, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
         """The inverse of `arrays` and `facts`, after `start`."""
-        described.set_progress(self.optimizer, self.index, facts)
+        self._set_facts(facts)
         declared.fill(self.arrays(), arrays)
+
+    def _set_facts(self, facts: Dict[str, Any]) -> None:
+        self.optimizer.__dict__.update(facts["settings"])
+        self.optimizer._index_update_count[self.index] = facts["count"]
 
     def _shaped(self, flat: NDArray) -> NDArray:
         """A view of `flat` in the shape of the one parameter it holds, where the optimizer wants to see one."""
@@ -133,7 +138,7 @@ class QueuedOptimizer(Applied):
     def trial(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float, out: NDArray) -> NDArray:
         facts, arrays = self.facts(), [(array, array.copy()) for array in self.arrays().values()]
         self(w, grad, lr, gradient_weight, out).wait_to_read()
-        described.set_progress(self.optimizer, self.index, facts)
+        self._set_facts(facts)
         for array, before in arrays:
             before.copyto(array)
         return out

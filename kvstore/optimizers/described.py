@@ -155,17 +155,6 @@ def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
     return optimizer
 
 
-def progress(optimizer: Optimizer, index: Any) -> Dict[str, Any]:
-    """What an optimizer remembers beside arrays: its count of updates to `index`, and settings it changes itself."""
-    return {"count": optimizer._index_update_count.get(index, optimizer.begin_num_update), **describe(optimizer)}
-
-
-def set_progress(optimizer: Optimizer, index: Any, saved: Dict[str, Any]) -> None:
-    """Put back what `progress` gave."""
-    optimizer.__dict__.update(saved["settings"])
-    optimizer._index_update_count[index] = saved["count"]
-
-
 def multipliers(optimizer: Optimizer, key: Any, parameter: Any = None) -> List[float]:
     """(lr_mult, wd_mult) of a parameter, looked up as MXNet does it."""
     if parameter is not None:

@@ -123,7 +123,7 @@ def _are_counts(*values: Any) -> bool:
 
 
 def _is_progress(value: Any) -> bool:
-    """Whether it has the form of what an optimizer remembers (`optimizers.progress`)."""
+    """Whether it has the form of what an optimizer remembers (`Applied.facts`)."""
     return isinstance(value, dict) and _are_counts(value.get("count")) and isinstance(value.get("settings"), dict) \
         and isinstance(value.get("class", ""), str)
 

@@ -14,44 +14,35 @@ META = "meta"
 """The name of the array that holds the facts."""
 
 
-def _text_array(value: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def _array_text(array: np.ndarray) -> Any:
-    return json.loads(array.tobytes().decode())
-
-
 def to_bytes(state: State) -> bytes:
-    """A state as an .npz file with ``7/optimizer/state``, ``7/meta`` … for bucket 7."""
+    """A state as an .npz file with ``7/optimizer/state`` … for bucket 7, and the facts by bucket."""
     file = io.BytesIO()
-    np.savez(file, **{f"{bucket}/{name}": array for bucket, (arrays, facts) in state.items()
-                      for name, array in {**arrays, META: _text_array(facts)}.items()})
+    write_npz(file, {f"{bucket}/{name}": array for bucket, (arrays, _) in state.items()
+                     for name, array in arrays.items()}, {bucket: facts for bucket, (_, facts) in state.items()})
     return file.getvalue()
 
 
 def from_bytes(data: Union[bytes, bytearray]) -> State:
     """The inverse of `to_bytes`."""
-    state: State = {}
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        for path in file.files:
-            bucket, _, name = path.partition("/")
-            arrays, facts = state.setdefault(int(bucket), ({}, {}))
-            if name == META:
-                facts.update(_array_text(file[path]))
-            else:
-                arrays[name] = file[path]
-    return state
+    arrays, meta = _read(io.BytesIO(data))
+    return {int(bucket): (below(f"{bucket}/", arrays), facts) for bucket, facts in meta.items()}
 
 
 def write_npz(file: BinaryIO, arrays: Dict[str, np.ndarray], meta: Any) -> None:
     """Arrays and, under the name `meta`, JSON. As np.savez, which leaves its zip open if the disk is full: Python would
     try again to close it, and print a traceback.
     """
+    facts = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     with zipfile.ZipFile(file, "w") as opened:
-        for name, array in {**arrays, META: _text_array(meta)}.items():
+        for name, array in {**arrays, META: facts}.items():
             with opened.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.save(entry, array, allow_pickle=False)
+
+
+def _read(opened: BinaryIO) -> Tuple[Dict[str, np.ndarray], Any]:
+    with np.load(opened, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return arrays, json.loads(arrays.pop(META).tobytes().decode())
 
 
 def read_npz(path: Union[str, Path]) -> Tuple[Dict[str, np.ndarray], Any]:
@@ -59,9 +50,7 @@ def read_npz(path: Union[str, Path]) -> Tuple[Dict[str, np.ndarray], Any]:
     """
     with open(path, "rb") as opened:  # NumPy leaves a broken one open
         try:
-            with np.load(opened, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            return arrays, _array_text(arrays.pop(META))
+            return _read(opened)
         except Exception as error:  # a broken zip file, header or compressed array, in the words of many a library
             raise ConfigError(f"`{path}`: expected arrays and their `meta`, as these stores save them, got "
                               f"{type(error).__name__} ({shown(str(error))})") from None

@@ -31,18 +31,18 @@ def install(mx: Any, create: Create) -> None:
         return
     setattr(mx.kvstore, TAUGHT, True)
     ours = functools.partial(_ours, mx, create)
-    _wrap(mx.kvstore, "create", functools.partial(_create, mx, ours))  # mx.kv is the same module
+    wrap(mx.kvstore, "create", functools.partial(_create, mx, ours))  # mx.kv is the same module
     for module in (mx.model, mx.module.module):
-        _wrap(module, "_create_kvstore", functools.partial(_create_for_module, mx, ours))
-    _wrap(mx.gluon.Trainer, "__init__", functools.partial(_init_trainer, mx, ours))
-    _wrap(mx.gluon.trainer, "_create_sparse_kvstore", _create_sparse)
-    _wrap(mx.nd.NDArray, "backward", batch.backward)
-    _wrap(mx.autograd, "backward", batch.backward)
-    _wrap(mx.mod.Module, "init_optimizer", batch.init_optimizer)
+        wrap(module, "_create_kvstore", functools.partial(_create_for_module, mx, ours))
+    wrap(mx.gluon.Trainer, "__init__", functools.partial(_init_trainer, mx, ours))
+    wrap(mx.gluon.trainer, "_create_sparse_kvstore", _create_sparse)
+    wrap(mx.nd.NDArray, "backward", batch.backward)
+    wrap(mx.autograd, "backward", batch.backward)
+    wrap(mx.mod.Module, "init_optimizer", batch.init_optimizer)
     _watch_saving(mx)
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Let `around` be called in place of a function of MXNet's, which it gets as its first argument."""
     mxnets = getattr(owner, name)
 
@@ -63,7 +63,7 @@ def _watch_saving(mx: Any) -> None:
         *((module, "save_checkpoint", lambda prefix, epoch, symbol, arg_params, *_, **__: arg_params)
           for module in (mx.model, mx.callback))]
     for owner, name, names in ways:
-        _wrap(owner, name, functools.partial(_save, names))
+        wrap(owner, name, functools.partial(_save, names))
 
 
 def install_when_imported(create: Create) -> None:

@@ -6,7 +6,7 @@ slower on a CPU. It also understands arrays that oneDNN keeps in a layout of its
 scramble.
 """
 import functools
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -21,12 +21,10 @@ Layer = List[Tuple[Segment, NDArray]]
 """A bucket's part of an array of each key, as flat views; one device's, as a rule."""
 
 
-def _convert(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
-    """What copies to or from half precision, which `amp_multicast` does not know on a CPU, or another device."""
-    def one_by_one() -> None:
-        for source, target in zip(sources, targets):
-            source.copyto(target)
-    return one_by_one
+def _copy_each(sources: List[NDArray], targets: List[NDArray]) -> None:
+    """To or from half precision, which `amp_multicast` does not know on a CPU, or another device."""
+    for source, target in zip(sources, targets):
+        source.copyto(target)
 
 
 class Keyed:
@@ -75,28 +73,19 @@ class Lane:
         self._weights: Optional[List[Layer]] = None
         self._grads: Optional[List[Layer]] = None
 
-    def keys(self) -> Set[Any]:
-        return {one.parameter.key for one in self.keyed}
-
     def weights(self) -> NDArray:
         """A flat array of what the first device's parameters hold now."""
         flat = mx.nd.zeros(self.bucket.size, ctx=self.context)
         self._gatherer(flat, self._layers([one.weights for one in self.keyed])[0])()
         return flat
 
-    def take(self, scale: float, room: Optional[NDArray] = None) -> NDArray:
-        """The gradients that were handed in, in `room` if there is one."""
+    def take(self, scale: float, out: NDArray) -> None:
+        """The gradients that were handed in, times `scale`, in `out`."""
         if self._grads is None:
             self._grads = self._layers([one.grads for one in self.keyed])
             self._gathering = [engine.CachedById(self._gatherer, FLATS) for _ in self._grads]
             self._staged = [mx.nd.zeros(self.bucket.size, ctx=self.context) for _ in self._grads[1:]]
-        return self.gather(self._grads, scale, self.grad if room is None else room)
-
-    def nothing(self, room: Optional[NDArray] = None) -> NDArray:
-        """No gradient at all, in `room` if there is one."""
-        out = self.grad if room is None else room
-        out[:] = 0
-        return out
+        self.gather(self._grads, scale, out)
 
     def show(self, flat: NDArray) -> None:
         if self._weights is None:
@@ -159,7 +148,7 @@ class Lane:
 
     def _copier(self, sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
         at_once = self.bucket.first.dtype == WIRE_DTYPE and len({array.context for array in (*sources, *targets)}) == 1
-        return on_mxnet.PreparedCopy(sources, targets) if at_once else _convert(sources, targets)
+        return on_mxnet.PreparedCopy(sources, targets) if at_once else functools.partial(_copy_each, sources, targets)
 
     @staticmethod
     def _parts(flat: NDArray, layer: Layer) -> List[NDArray]:

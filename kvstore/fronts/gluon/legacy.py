@@ -48,11 +48,10 @@ class LegacyStore(Store):
         """
         for one, grads in each(key, value):
             known = self._known(one)
-            grads = as_list(grads)
             if self.session.optimizer is None:
-                self._aggregate(known, grads)
-                continue
-            self.pushpull(one, grads, out=known.weights)
+                self._aggregate(known, as_list(grads))
+            else:
+                self.pushpull(one, grads, out=known.weights)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         if self.session.optimizer is None:

@@ -7,7 +7,6 @@ which none was, it is doubled. MXNet looks when the store has been given the gra
 With our stores all look before anything is sent. Where one worker of a synchronous job has such a gradient, nobody has
 an iteration, so the scales stay equal. Workers of an asynchronous job look, and scale, each for itself.
 """
-import functools
 import math
 import types
 from typing import Any, Callable, Dict, Iterable, List
@@ -17,6 +16,7 @@ import numpy as np
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import DivergedError
+from kvstore.fronts.gluon import by_name
 from kvstore.messages import finite
 
 AT_A_TIME = 200
@@ -43,17 +43,14 @@ def teach(trainer: Any, ours: type) -> None:
             store(of).scale_by(scaler)
         vars(of)[SCALER] = scaler
 
-    mxnets = trainer._check_and_rescale_grad
-
-    @functools.wraps(mxnets)
-    def rescale(of: Any, scale: float) -> None:
+    def rescale(mxnets: Callable[..., None], of: Any, scale: float) -> None:
         """MXNet refuses another batch size or scale where the store's name has ``dist`` in it."""
         if store(of) is None:
             mxnets(of, scale)
         else:
             of._optimizer.rescale_grad = scale
 
-    trainer._check_and_rescale_grad = rescale
+    by_name.wrap(trainer, "_check_and_rescale_grad", rescale)
     setattr(trainer, SCALER, property(lambda of: vars(of).get(SCALER), set_scaler))
 
 
@@ -79,12 +76,12 @@ def _finite(grad: NDArray) -> bool:
     return finite.finite(engine.memory(flat))
 
 
-def take_over(scaler: Any, said: Callable[[], bool]) -> Callable[[bool], None]:
-    """Let the Trainer hear from `said` whether there was an overflow. Returns what tells the scaler of one."""
+def take_over(scaler: Any) -> Callable[[bool], None]:
+    """Returns what tells the scaler, and the Trainer that asks it, whether there was an overflow."""
     looks = scaler.has_overflow
-    scaler.has_overflow = lambda parameters: said()
 
     def tell(overflow: bool) -> None:
+        scaler.has_overflow = lambda parameters: overflow
         looks([types.SimpleNamespace(_grad=[mx.nd.array([math.inf if overflow else 0.0])])])
 
     return tell

@@ -17,6 +17,7 @@ import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, unknown
+from kvstore.fronts import sums
 from kvstore.fronts.base import FrontEnd
 from kvstore.fronts.gluon import batch, scaling, waits
 from kvstore.fronts.gluon.lanes import Keyed, Lane
@@ -53,7 +54,6 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._scaler: Any = None  # of the loss, MXNet's
         self._tell_scaler: Callable[[bool], None] = lambda overflow: None
         self._saved_scale: Optional[Dict[str, float]] = None
-        self._overflowed = False  # a gradient of this iteration, so that there was none
         self._waits = Waits()
         self._settings: Dict[str, Any] = {}  # of the optimizer, and by parameter, as the first step has them
         self._has_trainer = False  # which hands in its parameters with the first step
@@ -109,7 +109,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             raise ConfigError("a loss scale and uneven=\"join\" do not go together: a worker that has joined would not "
                               "hear of overflows; leave one of them out")
         self._scaler = scaler
-        self._tell_scaler = scaling.take_over(scaler, lambda: self._overflowed)
+        self._tell_scaler = scaling.take_over(scaler)
         if self._saved_scale is not None:
             scaling.restore(scaler, self._saved_scale)
 
@@ -174,7 +174,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         for lane in lanes:
             if self.session.recorder is not None:
                 wraps.lane(self.session.recorder, lane)
-            for key in lane.keys():
+            for key in {one.parameter.key for one in lane.keyed}:
                 self._lanes_of.setdefault(key, []).append(lane)
         self._open(lanes)
         self._check_settings(optimizer)
@@ -229,8 +229,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             return
         sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}
         rest = {key: values[key].asnumpy() for key in values if key not in sizes}
-        for key, flat in (*self._from_worker_0(sizes, lambda key: values[key].asnumpy()),
-                          *self._bytes_from_worker_0(rest)):
+        for key, flat in sums.from_worker_0(self.session.transport, sizes, lambda key: values[key].asnumpy(), rest):
             _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _take_over(self) -> None:
@@ -374,7 +373,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _iterate_bucket(self, step: Step, scale: float, lane: Lane) -> None:
         room = self.session.room(lane.bucket)
-        grad = lane.nothing(room) if self.session.joined else lane.take(scale, room)
+        grad = lane.grad if room is None else room
+        if self.session.joined:
+            grad[:] = 0
+        else:
+            lane.take(scale, grad)
         lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _leaves_out(self) -> bool:
@@ -385,7 +388,6 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             overflow = scaling.overflowed(grad for key in self._lanes_of for grad in self._keyed[key].grads)
         if not self.session.method.asynchronous:
             overflow = bool(self.session.transport.total(np.array([overflow], np.float32))[0])
-        self._overflowed = overflow
         self._tell_scaler(overflow)
         if overflow:
             self.session.leave_out()

@@ -3,7 +3,7 @@
 PyTorch reads and writes a flat array through a tensor on the same memory, only on the script's thread. Before that the
 script waits for the engine: until nothing uses the flat array any more, or until it is written.
 """
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ import torch
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.messages.buckets import Bucket, Segment
+from kvstore.messages.buckets import Bucket, Parameter, Segment
 
 FLATS = 8  # whose views are kept
 SAMPLED = 16
@@ -28,8 +28,8 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
 class Trained:
     """One parameter that a store trains, or this process's shard of it."""
 
-    def __init__(self, name: str, parameter: torch.Tensor) -> None:
-        self.name, self.parameter = name, parameter
+    def __init__(self, described: Parameter, parameter: torch.Tensor) -> None:
+        self.described, self.name, self.parameter = described, described.name, parameter
         self.flat_grad: Optional[torch.Tensor] = None  # while a gradient is gathered that several buckets share
         self.staged: Optional[torch.Tensor] = None     # weights that several buckets bring, where memory is not flat
         self._noted: Optional[Tuple[torch.Tensor, int]] = None  # the gradient, and how often it had been written
@@ -134,12 +134,10 @@ class TensorLane:
         self.bucket, self.context = bucket, context
         self.parts = [(segment, trained[segment.parameter.key]) for segment in bucket.segments]
         self._sample = Sample(self.parts)
-        self.w: Optional[NDArray] = None
-        """The weights of the next iteration, once they are asked for."""
         self.rest: Optional[np.ndarray] = None
         """Where the method takes weights: what of them parameters in half precision did not hold when shown last."""
         self.due: Optional[NDArray] = None
-        """The same from the end of the iteration until the parameters hold them."""
+        """The weights of the next iteration, from the end of this one until the parameters hold them."""
         self._own = engine.InTurn(bucket.size, context, 2)
         """Flat gradients, where they have no better place: the last one may still be on its way."""
         self._views = engine.CachedById(self._tensors, FLATS)
@@ -246,3 +244,42 @@ def _elements(tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
         return bits.view(-1)[segment.start:segment.stop:step]
     dense = 1 + sum((size - 1) * stride for size, stride in zip(bits.shape, bits.stride())) == bits.numel()
     return bits.as_strided((bits.numel(),), (1,))[::step] if dense and _whole(segment) else bits.new_empty(0)
+
+
+class Arrivals:
+    """Which buckets may leave: those whose gradients are all there, and after all buckets before them."""
+
+    def __init__(self, lanes: Sequence[TensorLane]) -> None:
+        self._lanes = lanes
+        self.lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
+        for lane in lanes:
+            for segment in lane.bucket.segments:
+                self.lanes_of.setdefault(segment.parameter.name, []).append(lane)
+        self.begin()
+
+    def begin(self) -> None:
+        """An iteration begins: nothing is there."""
+        self._missing = {lane: len(lane.parts) for lane in self._lanes}
+        self._there: Set[str] = set()
+        self.left = 0
+        """Buckets that have left."""
+
+    def note(self, name: str) -> Iterator[TensorLane]:
+        """A gradient is there; the buckets that may leave now. ProtocolError if it was there before."""
+        if name in self._there:
+            raise ProtocolError(f"a second gradient of {name} appeared before optimizer.step(), when the first may "
+                                "have left already; let all backward passes of an iteration but the last run under "
+                                "`with optimizer.no_sync():`. After a backward pass that failed call zero_grad(); if "
+                                "gradients had left by then, only a new store can go on")
+        self._there.add(name)
+        for lane in self.lanes_of[name]:
+            self._missing[lane] -= 1
+        for lane in self.rest():
+            if self._missing[lane]:
+                break
+            yield lane
+
+    def rest(self) -> Iterator[TensorLane]:
+        while self.left < len(self._lanes):
+            yield self._lanes[self.left]
+            self.left += 1  # if it could be sent

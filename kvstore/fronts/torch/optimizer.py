@@ -7,7 +7,9 @@
 """
 import contextlib
 import functools
+import itertools
 import sys
+import traceback
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
@@ -17,50 +19,13 @@ import torch
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts.base import warn_of_own
 from kvstore.fronts.torch import models, translation
-from kvstore.fronts.torch.lanes import TensorLane, held
+from kvstore.fronts.torch.lanes import Arrivals, TensorLane, held
 from kvstore.fronts.torch.store import DTYPES, TorchStore
-from kvstore.messages.buckets import Bucket, Parameter
+from kvstore.messages.buckets import Parameter
 
 _Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter's place until PyTorch 2.2
 LOOKED_EVERY = 16
 """Iterations after which the model is looked through for other tensors than in the beginning."""
-
-
-class Arrivals:
-    """Which buckets may leave: those whose gradients are all there, and after all buckets before them."""
-
-    def __init__(self, buckets: List[Bucket]) -> None:
-        self._buckets_of: Dict[str, List[int]] = {}
-        for number, bucket in enumerate(buckets):
-            for segment in bucket.segments:
-                self._buckets_of.setdefault(segment.parameter.name, []).append(number)
-        self._sizes = [len(bucket.segments) for bucket in buckets]
-        self.begin()
-
-    def begin(self) -> None:
-        """An iteration begins: nothing is there."""
-        self._missing, self._there = list(self._sizes), set()  # type: List[int], Set[str]
-        self.left = 0
-        """Buckets that have left."""
-
-    def note(self, name: str) -> Iterator[int]:
-        """A gradient is there; the numbers of the buckets that may leave now. ProtocolError if it was there before."""
-        if name in self._there:
-            raise ProtocolError(f"a second gradient of {name} appeared before optimizer.step(), when the first may "
-                                "have left already; let all backward passes of an iteration but the last run under "
-                                "`with optimizer.no_sync():`. After a backward pass that failed call zero_grad(); if "
-                                "gradients had left by then, only a new store can go on")
-        self._there.add(name)
-        for number in self._buckets_of[name]:
-            self._missing[number] -= 1
-        while self.left < len(self._missing) and not self._missing[self.left]:
-            yield self.left
-            self.left += 1  # if it could be sent
-
-    def rest(self) -> Iterator[int]:
-        while self.left < len(self._missing):
-            yield self.left
-            self.left += 1
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -123,7 +88,8 @@ class Optimizer(torch.optim.Optimizer):
         self._ran: Set[torch.nn.Module] = set()
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
-        self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
+        self._sharded = list(models.those_in(model, "FSDPModule"))
+        self._at_once = hasattr(model, "_orig_mod") or bool(self._sharded)  # modules have no hooks of their own then
         self._hooks: List[Any] = []  # handles of what was put into the model and the given optimizer
         self._steps_given = False  # whether a step of the given optimizer is this one's
         store.session.own_step = self._own_step()
@@ -146,8 +112,8 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_settings()
         arrivals = self._arrivals or self._begin()
-        for number in arrivals.rest():
-            self._send(number)
+        for lane in arrivals.rest():
+            self._send(lane)
         self.store.end_step()
         arrivals.begin()
         self.store.show(self._at_step)
@@ -179,18 +145,6 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("synchronize_grads when gradients have left already; run the backward pass under "
                               "`with optimizer.no_sync():`")
         self.store.mean_gradients()
-
-    def sum_overflows(self, mine: float) -> float:
-        """Over the workers, of what a scaler has found before `step`. Collective; waits. In an asynchronous job each
-        worker skips by itself.
-        """
-        if self._arrivals is not None and self._arrivals.left:
-            raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
-                              "pass under `with optimizer.no_sync():`")
-        self.store.let_change()
-        if self.store.session.method.asynchronous:
-            return mine
-        return float(self.store.sum_within(np.array([mine]))[0])
 
     def synchronize(self) -> None:
         """Wait for the weights of the next iteration, and have them in the parameters.
@@ -236,24 +190,24 @@ class Optimizer(torch.optim.Optimizer):
 
     def _appeared(self, name: str) -> None:
         """The gradient of a parameter is in its ``.grad``."""
-        self._order.setdefault(name)
-        if any(lane.due is not None for lane in self._lanes_of.get(name, ())):
+        if self._arrivals is None:
+            self._order.setdefault(name)
+            return
+        if any(lane.due is not None for lane in self._arrivals.lanes_of[name]):
             raise ProtocolError(f"the gradient of {name} was taken at weights of an earlier iteration: its module, or "
                                 "the model, was called in the first iteration and not in this one; call "
                                 "optimizer.synchronize() after step()")
-        if self._arrivals is None:
-            return
         if self._syncing:
             self.store._check_may_step("; gradients alone come without it under `with optimizer.no_sync():`")
         self.store.appeared(name, self._syncing)
-        for number in self._arrivals.note(name) if self._syncing else ():
-            self._send(number)
+        for lane in self._arrivals.note(name) if self._syncing else ():
+            self._send(lane)
 
-    def _send(self, number: int) -> None:
+    def _send(self, lane: TensorLane) -> None:
         if not self.store.under_way:
             self._rates = self._rates_now()
             self.store.begin_iteration([rate / lr_mult for rate, (lr_mult, _) in zip(self._rates, self._multipliers)])
-        self.store.send(self.store.lanes[number])
+        self.store.send(lane)
 
     def _rates_now(self) -> List[float]:
         return [float(group["lr"]) for group in self.param_groups]
@@ -263,27 +217,11 @@ class Optimizer(torch.optim.Optimizer):
         if self.store.under_way and self._rates != self._rates_now():
             raise ConfigError("the learning rate was changed between backward() and step(), when gradients had left "
                               "with the old one; change it before the backward pass")
-        self._check_fixed(self.param_groups, "now")
+        translation.check_fixed(self._fixed, self.param_groups, "now")
         self._check_trained()
         if hasattr(self, "found_inf"):
             raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
                               "odsgd.torch.GradScaler in its place, with the same arguments")
-
-    def _check_fixed(self, groups: List[Dict[str, Any]], where: str) -> None:
-        """ConfigError if groups have other settings than the store began with, beside the rate."""
-        theirs = translation.fixed(groups)
-        if theirs == self._fixed:
-            return
-        if len(theirs) != len(self._fixed):
-            raise ConfigError(f"the optimizer had {len(self._fixed)} parameter groups when od.Optimizer was made, and "
-                              f"has {len(theirs)} {where}; make a new store and a new optimizer")
-        for was, now in zip(self._fixed, theirs):
-            for name in sorted({*was, *now}):
-                if was.get(name) != now.get(name):
-                    cycled = name in ("momentum", "betas")
-                    raise ConfigError(f"{name} of the optimizer was {was.get(name)} when od.Optimizer was made, and is "
-                                      f"{now.get(name)} {where}; of parameter groups only the learning rate may change"
-                                      f"{' (OneCycleLR and CyclicLR: cycle_momentum=False)' * cycled}")
 
     def _check_trained(self) -> None:
         """ConfigError if other parameters are trained than in the beginning, or the model not by this one any more."""
@@ -296,7 +234,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
                               "the same parameters since")
         looks = self.store.iteration % LOOKED_EVERY == 0 or not self.store.lanes
-        if looks and not any(models.those_in(self._model, "FSDPModule")):  # which puts others in their place
+        if looks and not self._sharded:  # which puts others in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:
                 if id(tensor) not in there:
@@ -304,7 +242,7 @@ class Optimizer(torch.optim.Optimizer):
                                       "the one that is gone: replace layers, and call load_state_dict(assign=True), "
                                       "before the optimizer is made, or go on with a new store and a new optimizer")
         if len(self._given.param_groups) != len(self._fixed):
-            self._check_fixed(self._given.param_groups, "now")
+            translation.check_fixed(self._fixed, self._given.param_groups, "now")
         for name, tensor, frozen in self._own:
             if frozen == tensor.requires_grad:
                 was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")
@@ -318,11 +256,10 @@ class Optimizer(torch.optim.Optimizer):
         """The parameters to train, in the model's order."""
         groups = {id(parameter): number for number, group in enumerate(self.param_groups)
                   for parameter in group["params"]}
-        foreign = [parameter for group in self.param_groups for parameter in group["params"]
-                   if id(parameter) not in self._names]
-        if foreign:
-            raise ConfigError(f"a parameter of shape {tuple(foreign[0].shape)} is the optimizer's and not the model's; "
-                              "make the optimizer of model.parameters()")
+        for name, tensor, _ in self._own:
+            if not name:
+                raise ConfigError(f"a parameter of shape {tuple(tensor.shape)} is the optimizer's and not the model's; "
+                                  "make the optimizer of model.parameters()")
         described = []
         for tensor in self._model.parameters():
             if id(tensor) in groups and tensor.requires_grad and held(tensor).numel():
@@ -348,7 +285,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
         """Parameter groups, and the optimizer's own state where it has one."""
-        self._check_fixed(saved["param_groups"], "in the state to load")
+        translation.check_fixed(self._fixed, saved["param_groups"], "in the state to load")
         super().load_state_dict(saved)
         self._given.param_groups = self.param_groups  # a scheduler may have been made of it
 
@@ -364,8 +301,7 @@ class Optimizer(torch.optim.Optimizer):
     def _watch(self) -> None:
         """What a script does, where the store must know of it."""
         self._watch_gradients()
-        self._before = self._watch_modules()
-        self._hooks += self._before.values()
+        self._watch_modules()
         self._watch_saving()
         self._watch_shards()
 
@@ -390,13 +326,11 @@ class Optimizer(torch.optim.Optimizer):
     def _watch_shards(self) -> None:
         """Let an FSDP model gather its weights anew in each forward pass, since its root may still hold older weights.
         """
-        sharded = list(models.those_in(self._model, "FSDPModule"))
-
         def reshard(*_: Any) -> None:
-            for module in sharded:
+            for module in self._sharded:
                 module.reshard()
 
-        if sharded:
+        if self._sharded:
             self._hooks.append(self._model.register_forward_pre_hook(reshard, prepend=True))
 
     def _watch_saving(self) -> None:
@@ -413,21 +347,19 @@ class Optimizer(torch.optim.Optimizer):
         self._hooks += [module.register_state_dict_pre_hook(saved) for module in own]
 
     def _watch_gradients(self) -> None:
-        trained, me = {one.name for one in self._described()}, weakref.ref(self)
+        me = weakref.ref(self)
 
         def appeared(name: str, _: torch.Tensor) -> None:
             optimizer = me()  # PyTorch keeps this function where no garbage collector looks
             if optimizer is not None:
                 optimizer._appeared(name)
 
-        for tensor in self._model.parameters():
-            name = self._names[id(tensor)]
-            if name in trained:
-                self._hooks.append(tensor.register_post_accumulate_grad_hook(functools.partial(appeared, name)))
+        for name, one in self.store._trained.items():
+            self._hooks.append(one.parameter.register_post_accumulate_grad_hook(functools.partial(appeared, name)))
 
-    def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
-        """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model
-        shares, and which know nothing of the copy."""
+    def _watch_modules(self) -> None:
+        """What is called before a module's forward pass. It is a function, which a deep copy of the model shares, and
+        which knows nothing of the copy."""
         def before(module: torch.nn.Module, _: Any) -> None:
             if self._arrivals is None:
                 self._ran.add(module)
@@ -435,18 +367,15 @@ class Optimizer(torch.optim.Optimizer):
 
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
-        self._at_once = hasattr(self._model, "_orig_mod") or any(models.those_in(self._model, "FSDPModule"))
         modules = [self._model] if self._at_once else self._model.modules()
-        return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
+        self._before = {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
+        self._hooks += self._before.values()
 
     def _begin(self) -> Arrivals:
         """The first iteration has shown in what order gradients appear, and which modules compute."""
         self.store.begin(self._order)
-        self._arrivals = arrivals = Arrivals([lane.bucket for lane in self.store.lanes])
-        lanes = self._lanes_of
-        for lane in self.store.lanes:
-            for segment in lane.bucket.segments:
-                lanes.setdefault(segment.parameter.name, []).append(lane)
+        self._arrivals = arrivals = Arrivals(self.store.lanes)
+        lanes = arrivals.lanes_of
         awaited: Set[str] = set()
         for module in self._before:
             own = list(lanes) if self._at_once else [self._names[id(one)] for one in module.parameters(recurse=False)]
@@ -478,22 +407,23 @@ class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
         return super().step(optimizer, *args, **kwargs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """As PyTorch's; collective, and waits. `step` does it, too, where gradients travel."""
+        """As PyTorch's; collective, and waits, but in an asynchronous job. `step` does it, too, where gradients travel.
+        """
         super().unscale_(optimizer)
-        if self.is_enabled() and isinstance(optimizer, Optimizer):
+        if not (self.is_enabled() and isinstance(optimizer, Optimizer)):
+            return
+        if optimizer._arrivals is not None and optimizer._arrivals.left:
+            raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
+                              "pass under `with optimizer.no_sync():`")
+        optimizer.store.let_change()
+        if not optimizer.store.session.method.asynchronous:
             found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
-            total = optimizer.sum_overflows(sum(one.item() for one in found))
+            total, = optimizer.store.sum_within(np.array([sum(one.item() for one in found)]))
             for one in found:
-                one.fill_(total)
+                one.fill_(float(total))
 
 
 def _called_by(name: str) -> bool:
     """Whether the call that is under way comes from a function of this name, a few calls up."""
-    frame = sys._getframe(1)
-    for _ in range(6):
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-        if frame.f_code.co_name == name:
-            return True
-    return False
+    callers = itertools.islice(traceback.walk_stack(sys._getframe(2)), 6)
+    return any(frame.f_code.co_name == name for frame, _ in callers)

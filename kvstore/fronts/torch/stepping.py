@@ -121,7 +121,7 @@ class Stepping(Optimizer):
         root, store = getattr(self._model, "_orig_mod", self._model), self.store
 
         def loaded(module: torch.nn.Module, *_: Any) -> None:
-            if module is root and store.lanes and store._shown is None:
+            if module is root and store.lanes and not store._shown:
                 warn_once(f"weights were loaded into the model after the first step; `{store.name}` takes the way "
                           "there for steps of this worker, and its outer momentum goes on: to go back, make a new "
                           "store and a new od.Optimizer")

@@ -3,6 +3,7 @@
     gradients of a bucket  →  TensorLane.gather → Session.iterate            while the backward pass runs
     its weights            →  TensorLane.show                                before a module computes on them
 """
+import contextlib
 import dataclasses
 import functools
 import io
@@ -17,7 +18,7 @@ import torch
 from kvstore import methods
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.fronts import choice
+from kvstore.fronts import choice, sums
 from kvstore.fronts.base import FrontEnd, Snapshot
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement, environment
@@ -74,11 +75,10 @@ class TorchStore(FrontEnd):
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         super().__init__(method, options, transport)
         self.optimizer: Any = None  # the one that trains by it, once made
-        self._show_own: Callable[[], None] = _nothing
+        self._showing_global = contextlib.ExitStack()  # which `show_own` closes
         self._tensors: Dict[str, torch.Tensor] = {}  # when they were given
         self._now: Callable[[], Mapping[str, torch.Tensor]] = dict
         self._trained: Dict[str, Trained] = {}
-        self._parameters: Dict[str, Parameter] = {}
         self._groups = 1  # of parameters, each with a learning rate
         self._steps: List[Step] = []  # of the iteration that has begun, by group
         self._counting = 1.0  # weight of a gradient in it
@@ -110,20 +110,19 @@ class TorchStore(FrontEnd):
         if self.optimizer is not None:
             self.optimizer.leave_model()
 
-    def _put(self, snapshot: Snapshot) -> Callable[[], None]:
+    def _show(self, snapshot: Snapshot) -> contextlib.ExitStack:
         self.show(self.lanes)  # else the first module that is called would show them
         self._check_weights()
-        return super()._put(snapshot)
+        return super()._show(snapshot)
 
     def show_global(self) -> None:
         """Let the model hold the global weights until `show_own`, for a trainer's callback. Collective; waits."""
         self.show_own()
-        self._show_own = self._put(self._global_snapshot())
+        self._showing_global = self._show(self._global_snapshot())
 
     def show_own(self) -> None:
         """Let the model hold this worker's own weights again."""
-        show_own, self._show_own = self._show_own, _nothing
-        show_own()
+        self._showing_global.close()
 
     # -- before the first step ---------------------------------------------------------------------------------
 
@@ -150,8 +149,7 @@ class TorchStore(FrontEnd):
             f"{name} shape {tuple(held(tensor).shape)} {tensor.dtype} {trained.get(name, 'not trained')}"
             for name, tensor in tensors.items())])
         self._tensors, self._now = dict(tensors), now
-        self._parameters = {one.name: one for one in parameters}
-        self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
+        self._trained = {one.name: Trained(one, tensors[one.name]) for one in parameters}
         self._groups = 1 + max(one.group for one in parameters)
         for parameter in (one.parameter for one in self._trained.values()):
             before = _stores.get(id(parameter))
@@ -187,13 +185,13 @@ class TorchStore(FrontEnd):
 
     def _share(self) -> None:
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
-        exact = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
-        for name, flat in self._from_worker_0(exact, lambda name: self._numbers(self._tensors[name])):
-            _set(self._tensors[name], flat)
-        rest = {name: held(one).detach().cpu().contiguous() for name, one in self._tensors.items() if name not in exact}
-        for name, flat in self._bytes_from_worker_0({name: one.reshape(-1).view(torch.uint8).numpy()
-                                                     for name, one in rest.items() if one.numel()}):
-            _set(self._tensors[name], torch.frombuffer(bytearray(flat), dtype=rest[name].dtype))
+        real = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
+        rest = {name: held(one).detach().cpu().contiguous() for name, one in self._tensors.items() if name not in real}
+        for name, flat in sums.from_worker_0(
+                self.session.transport, real, lambda name: self._numbers(self._tensors[name]),
+                {name: one.reshape(-1).view(torch.uint8).numpy() for name, one in rest.items() if one.numel()}):
+            _set(self._tensors[name],
+                 flat if name in real else torch.frombuffer(bytearray(flat), dtype=rest[name].dtype))
 
     def begin(self, order: Iterable[str] = ()) -> None:
         """Lay out the buckets, and give the servers their weights. Collective; waits. The first step does it, too.
@@ -205,14 +203,14 @@ class TorchStore(FrontEnd):
             return
         if not self._tensors:
             raise ConfigError(f"this `{self.name}` store has no model; make od.Optimizer(optimizer, model, store)")
-        mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
+        mine = [*order, *reversed([name for name in self._trained if name not in set(order)])]
         if not environment.joined():  # who joins gets the others' weights
             agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
                             "same; load a checkpoint before it is made, or on all workers; if the forward pass sets "
                             "weights, call store.begin() before the first", self._weights_as_text())
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
         self._open([TensorLane(bucket, self._trained, self.session.transport.context)
-                    for bucket in self.session.plan([self._parameters[name] for name in reversed(theirs)])])
+                    for bucket in self.session.plan([self._trained[name].described for name in reversed(theirs)])])
         for lane in self.lanes:
             lane.hold()
 
@@ -250,7 +248,7 @@ class TorchStore(FrontEnd):
         """Hand in one bucket's gradients: all buckets, in their order."""
         with self.session.deadline():
             flat = lane.gather(self.session.room(lane.bucket), 0.0 if self.session.joined else self._counting)
-            lane.w = self.session.iterate(lane.bucket, flat, self._steps[lane.bucket.first.group])
+            self.session.iterate(lane.bucket, flat, self._steps[lane.bucket.first.group])
 
     def end_step(self) -> None:
         """All buckets have been sent: the parameters become due."""
@@ -258,7 +256,7 @@ class TorchStore(FrontEnd):
             one.end()
         self._steps, self._noting = [], False
         for lane in self.lanes:
-            lane.due = lane.w
+            lane.due = self.session.w_local[lane.bucket.id]
 
     def show(self, lanes: Iterable[TensorLane]) -> None:
         """Let the parameters of these buckets hold the weights of the next iteration. Waits for them."""
@@ -274,7 +272,7 @@ class TorchStore(FrontEnd):
 
         A script may put other weights in place for a while and then put the store's back.
         """
-        if self._shown is None and not self.takes_weights:
+        if not self._shown and not self.takes_weights:
             written = [lane for lane in self.lanes if lane.due is None and lane.written()]
             for lane in written:
                 if not lane.holds(self.session.w_local[lane.bucket.id]):
@@ -302,9 +300,8 @@ class TorchStore(FrontEnd):
                 one.parameter.grad = torch.zeros_like(one.parameter)
         sizes = {name: one.tensor.numel() for name, one in self._trained.items()}
         grads = {name: one.parameter.grad for name, one in self._trained.items()}
-        for name, flat in self._over_workers(sizes, lambda name: self._numbers(grads[name]), mean):
-            grad = held(grads[name])
-            grad.copy_(torch.from_numpy(flat).view(grad.shape))
+        for name, flat in sums.over_workers(sizes, lambda name: self._numbers(grads[name]), mean):
+            _set(grads[name], flat)
 
     def sum_within(self, mine: np.ndarray) -> np.ndarray:
         """A sum over the workers in the middle of an iteration, to which those that have joined add nothing.
@@ -371,7 +368,7 @@ class TorchStore(FrontEnd):
                                                  if name.startswith("global/"))]
 
     def _own_weights(self) -> List[NDArray]:
-        if self.takes_weights and self._shown is None:  # else they were taken before others were shown
+        if self.takes_weights and not self._shown:  # else they were taken before others were shown
             self.session.w_local.update((lane.bucket.id, lane.weights(anew=False)) for lane in self.lanes)
         return super()._own_weights()
 
@@ -458,10 +455,6 @@ class TorchStore(FrontEnd):
         buffers = self._buffers()
         for name, (value,) in values.items():
             _set(buffers[name], value)
-
-
-def _nothing() -> None:
-    """What the model holds is this worker's own."""
 
 
 def _set(tensor: torch.Tensor, value: Any) -> None:

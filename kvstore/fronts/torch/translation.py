@@ -90,5 +90,22 @@ def fixed(groups: List[Group]) -> List[Any]:
              if isinstance(value, (bool, int, float, tuple)) and name in NOT_SCHEDULED} for group in groups]
 
 
+def check_fixed(began: List[Any], groups: List[Group], where: str) -> None:
+    """ConfigError if groups have other settings than the store `began` with, beside the rate."""
+    theirs = fixed(groups)
+    if theirs == began:
+        return
+    if len(theirs) != len(began):
+        raise ConfigError(f"the optimizer had {len(began)} parameter groups when od.Optimizer was made, and has "
+                          f"{len(theirs)} {where}; make a new store and a new optimizer")
+    for was, now in zip(began, theirs):
+        for name in sorted({*was, *now}):
+            if was.get(name) != now.get(name):
+                cycled = name in ("momentum", "betas")
+                raise ConfigError(f"{name} of the optimizer was {was.get(name)} when od.Optimizer was made, and is "
+                                  f"{now.get(name)} {where}; of parameter groups only the learning rate may change"
+                                  f"{' (OneCycleLR and CyclicLR: cycle_momentum=False)' * cycled}")
+
+
 NOT_SCHEDULED = {"weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "alpha", "centered", "lr_decay",
                  "rho"}

@@ -11,7 +11,7 @@ import pytest
 import kvstore
 from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.fronts import base
+from kvstore.fronts import base, sums
 from kvstore.fronts.gluon.lanes import FLATS
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.messages.seam import Ring, Saved, Transport
@@ -223,7 +223,7 @@ def a_trainer(transport: Transport, shapes: Dict[str, Tuple[int, ...]]) -> Any:
 
 
 def test_the_initial_weights_of_a_trainer_travel_together_and_are_worker_0_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "SUMMED_TOGETHER", 100)
+    monkeypatch.setattr(sums, "TOGETHER", 100)
     sizes: List[int] = []
 
     def work(transport: Transport) -> List[float]:
