@@ -59,21 +59,17 @@ class CodedPush:
 
 
 class CodedAnswer:
-    """One end of the way that a bucket's weights take to one worker, or to all workers alike."""
+    """One end of the way that a bucket's weights take to one worker, or to all workers alike; it begins at `w`."""
 
-    def __init__(self, traffic: TrafficSettings, w: np.ndarray, alike: bool) -> None:
-        """Begin at weights `w`. `alike`: all workers read an answer before the weights change, so it needs no copy."""
-        self._codec, self._quorum, self._alike = codec(traffic.codec_weights), traffic.quorum, alike
+    def __init__(self, traffic: TrafficSettings, w: np.ndarray) -> None:
+        self._codec, self._quorum = codec(traffic.codec_weights), traffic.quorum
         self._shown = None if isinstance(self._codec, Plain) else w.copy()
-        self._message = np.empty(0 if self._shown is None and alike else self._codec.nbytes(w.size), np.uint8)
+        self._message = np.empty(0 if self._shown is None else self._codec.nbytes(w.size), np.uint8)
 
     def encode(self, w: np.ndarray) -> np.ndarray:
-        """The server's end: the message for `w`, valid until the next."""
+        """The server's end: the message for `w`, valid until the next; it may be `w` itself."""
         if self._shown is None:
-            message = w.view(np.uint8)
-            if not self._alike:
-                self._message[:] = message
-            return message if self._alike else self._message
+            return w.view(np.uint8)
         with np.errstate(all="ignore"):
             change = w - self._shown
             self._codec.encode(change, self._message)
@@ -96,6 +92,33 @@ class CodedAnswer:
             w[:] = self._shown
 
 
+class WorkerBucket:
+    """A worker's bucket on direct connections. `floats`: a message ``[ payload … | header ]``, and then its answer."""
+
+    def __init__(self, traffic: TrafficSettings, w: np.ndarray) -> None:
+        self._push, self._answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w)
+
+    def encode(self, floats: np.ndarray) -> np.ndarray:
+        """What is sent of the message beside its header; it may be in `floats` itself."""
+        if floats[-1] == FETCH:
+            return NOTHING
+        payload = floats[:-HEADER]
+        return payload.view(np.uint8) if floats[-1] == BEGIN else self._push.encode(payload)
+
+    def room(self, floats: np.ndarray) -> np.ndarray:
+        """Where the answer is received."""
+        return self._answer.room(floats[:-HEADER], floats[-HEADER:])
+
+    def decode(self, floats: np.ndarray, header: np.ndarray) -> None:
+        """The answer is there, with this header."""
+        self._answer.decode(floats[:-HEADER], floats[-HEADER:])
+        floats[-HEADER:] = header
+
+    def state(self) -> Dict[str, np.ndarray]:
+        """What a checkpoint keeps: what the codec has left of the gradients."""
+        return {} if self._push.residual is None else {"residual": self._push.residual}
+
+
 class DirectBucket:
     """A server's bucket on direct connections: the workers' pushes, decoded, and the answers. No network, no clock.
 
@@ -114,8 +137,7 @@ class DirectBucket:
         self._decoded = np.empty(size, np.float32)
         self._here: Dict[int, np.ndarray] = {}  # headers of pushes of this round, by rank
         self._added = 0  # of them
-        alike = not traffic.asynchronous
-        self._answers = [CodedAnswer(traffic, self._w, alike) for _ in range(1 if alike else num_workers)]
+        self._answers = [CodedAnswer(traffic, self._w) for _ in range(num_workers if traffic.asynchronous else 1)]
 
     def room(self, worker_rank: int, nbytes: int) -> np.ndarray:
         """Where a worker's next message is received; ProtocolError if it has another length than expected."""
@@ -157,8 +179,10 @@ class DirectBucket:
         """The update is done: the messages of the answers that are due, by rank. The next round begins."""
         ranks, self._added = list(self._here), 0
         self._here.clear()
-        if self._asynchronous:
-            kind = answer_kind(self._quorum, self.pushed[-HEADER:])
-            return {rank: NOTHING if kind == "nothing" else self._w.copy().view(np.uint8) if kind == "plain"
-                    else self._answers[rank].encode(self._w) for rank in ranks}
-        return dict.fromkeys(ranks, self._answers[0].encode(self._w))
+        if not self._asynchronous:
+            return dict.fromkeys(ranks, self._answers[0].encode(self._w))
+        rank, = ranks
+        kind = answer_kind(self._quorum, self.pushed[-HEADER:])
+        message = NOTHING if kind == "nothing" else self._w.view(np.uint8) if kind == "plain" \
+            else self._answers[rank].encode(self._w)
+        return {rank: message.copy()}  # the weights may change before it has left

@@ -150,15 +150,19 @@ class BucketBuffers:
 class VersionedAnswer(Pending):
     """An answer whose version becomes the worker's when the algorithm takes it."""
 
-    def __init__(self, buffer: Buffer, buffers: BucketBuffers, behind: Sequence[NDArray] = ()) -> None:
-        super().__init__(buffer.payload, behind)
-        self._message, self._buffers, self._taken = buffer, buffers, False
+    def __init__(self, answer: Pending, message: Buffer, buffers: BucketBuffers) -> None:
+        super().__init__(message.payload, answer.behind)
+        self._answer, self._message, self._buffers, self._taken = answer, message, buffers, False
 
     def result(self) -> NDArray:
+        w = self._answer.result()
         if not self._taken:
             self._message.version.copyto(self._buffers.version)
             self._taken = True
-        return super().result()
+        return w
+
+    def wait(self) -> None:
+        self._answer.wait()
 
 
 class Buffered(Servers):

@@ -40,8 +40,6 @@ LATER = timedelta(minutes=1)
 """By which torch.distributed waits longer than a store, so that it is the store that says what is late."""
 LATE = "another worker is late, stopped or unreachable, has taken fewer steps and left, or does not make a call that " \
     "is for all workers, as `global_weights` and `state_dict` are"
-NOTHING = (0, 0.0)
-"""`_Line._awaited` (number and timeout of the exchange that is awaited) while no exchange is awaited."""
 MOST_TAGS = 2 ** 30
 
 Pair = Tuple[int, np.ndarray, np.ndarray]
@@ -76,7 +74,7 @@ class GroupTransport(Transport):
     def close(self) -> None:
         self._group.open -= 1
 
-    def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if traffic.has_codec:
             instead = "make the store before `init_process_group`" if environment.launched() and not self._group.ours \
                 else "start the job by `odsgd launch -s 0`"
@@ -93,8 +91,8 @@ class GroupRing(GroupTransport, Ring):
     in_place = True
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        self._sums = self._group.line("sums").within(self._timeout_s)
-        return self._cut(parameters, traffic)
+        self._sums = self._group.line("sums")
+        return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         begin = partial(self._begin, self._sums.ask(), self.finite_check(bucket), array, out)
@@ -109,13 +107,12 @@ class GroupRing(GroupTransport, Ring):
         self._sums.give(number, self._timeout_s, partial(self._sums.allreduce, sums), done)
 
 
-class GroupSharded(GroupTransport, Owner):
+class GroupSharded(Owner, GroupTransport):
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        self._collects, self._spreads = (self._group.line(name).within(self._timeout_s)
-                                         for name in ("parts of sums", "updated parts"))
+        self._collects, self._spreads = map(self._group.line, ("parts of sums", "updated parts"))
         ring = range(self.worker_rank + 1, self.worker_rank + self.num_workers)
         self._others = [rank % self.num_workers for rank in ring]
-        return self._lay_out(self._cut(parameters, traffic), traffic.whole)
+        return super().plan(parameters, traffic)
 
     def _ask(self, bucket: Bucket) -> Halves:
         at = self._cuts[bucket.id]
@@ -163,20 +160,8 @@ class _Line:
         self._ranks = torch.distributed.get_process_group_ranks(group)
         self._numbers, self._next, self._beginning = itertools.count(), 0, threading.Lock()
         self._given: Dict[int, Tuple[float, Callable[[], List[Any]], engine.Done]] = {}  # not begun
-        self._under_way: Any = queue.SimpleQueue()  # number, timeout, works and `done` of each
-        self._awaited = NOTHING
+        self._under_way: Any = queue.SimpleQueue()  # timeout, works and `done` of each
         threading.Thread(target=_guarded, args=(self._end_all,), name="kvstore-group", daemon=True).start()
-
-    def within(self, timeout_s: float) -> "_Line":
-        """Itself, watching for exchanges that may last this long."""
-        deadlines.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
-                         lambda: f"{self._what} were not over within {timeout_s:g} s: {LATE}. Check that all are "
-                         "alive, or raise `timeout_s`")
-        return self
-
-    def _awaits(self, timeout_s: float) -> Optional[int]:
-        number, longest_s = self._awaited
-        return number if longest_s == timeout_s else None
 
     def ask(self) -> int:
         """The number of the next exchange, in the same order on every worker."""
@@ -202,17 +187,17 @@ class _Line:
     def _begin_all(self) -> None:
         while self._next in self._given:
             timeout_s, begin, done = self._given.pop(self._next)
-            self._under_way.put((self._next, timeout_s, begin(), done))
+            self._under_way.put((timeout_s, begin(), done))
             self._next += 1
 
     def _end_all(self) -> None:
         with np.errstate(all="ignore"):  # gradients may diverge; their reader will say so
             while True:
-                number, timeout_s, works, done = self._under_way.get()
-                self._awaited = number, timeout_s
-                for work in works:
-                    work.wait()
-                self._awaited = NOTHING
+                timeout_s, works, done = self._under_way.get()
+                with deadlines.within(timeout_s, f"{self._what} were not over within {timeout_s:g} s: {LATE}. Check "
+                                      "that all are alive, or raise `timeout_s`"):
+                    for work in works:
+                        work.wait()
                 done()
 
 

@@ -9,7 +9,7 @@ methods run on it unchanged. Only one thread runs at a time (`turns`). The scrip
 import collections
 import json
 import operator
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Plain, codec
-from kvstore.messages.coded import CodedAnswer, CodedPush, DirectBucket
+from kvstore.messages.coded import DirectBucket, WorkerBucket
 from kvstore.messages.finite import Check
-from kvstore.messages.header import FETCH, HEADER
+from kvstore.messages.header import HEADER
 from kvstore.messages.seam import Export, Pending, Ring, Setup, State, TrafficSettings, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import from_bytes
@@ -28,28 +28,6 @@ from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import Owner, PartRound
 from kvstore.transports.turns import LateAnswer, Turns
 from kvstore.weights.servers.shard import Shard
-
-
-class _Codes(NamedTuple):
-    """One worker's end of one bucket's codes."""
-
-    push: CodedPush
-    answer: CodedAnswer
-
-
-class _LateVersionedAnswer(VersionedAnswer):
-    """A late answer of an asynchronous server."""
-
-    def __init__(self, late: LateAnswer, buffer: Buffer, buffers: BucketBuffers) -> None:
-        super().__init__(buffer, buffers)
-        self._late = late
-
-    def result(self) -> NDArray:
-        self._late.result()
-        return super().result()
-
-    def wait(self) -> None:
-        self._late.wait()
 
 
 class Stage(Turns):
@@ -71,7 +49,7 @@ class Stage(Turns):
         self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers
         self._stored: Dict[int, NDArray] = {}
         self._direct: Dict[int, Tuple[NDArray, DirectBucket]] = {}  # where there are codecs: room for a push, the codes
-        self.codes: Dict[Tuple[int, int], _Codes] = {}  # the same: (worker rank, bucket id) -> the worker's end
+        self.codes: Dict[Tuple[int, int], WorkerBucket] = {}  # the same: (worker rank, bucket id) -> the worker's end
         self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # not answered yet
         self._fetches: Dict[int, List[Asked]] = collections.defaultdict(list)  # the same of messages that only ask
         self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
@@ -103,7 +81,7 @@ class Stage(Turns):
             pushed = engine.zeros(stored.size, self._stored[key].context)
             self._direct[key] = pushed, DirectBucket(traffic, self.num_workers, engine.memory(pushed), stored)
         w = stored[:-HEADER]
-        self.codes[worker_rank, key] = _Codes(CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True))
+        self.codes[worker_rank, key] = WorkerBucket(traffic, w)
         return w
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
@@ -160,16 +138,14 @@ class Stage(Turns):
         """What an outbox and a hub do."""
         pushed, direct = self._direct[bucket.id]
         for rank, floats in round_.items():
-            push, asks = self.codes[rank, bucket.id].push, floats[-1] == FETCH
-            message = np.empty(0, np.uint8) if asks else push.encode(floats[:-HEADER])
+            message = self.codes[rank, bucket.id].encode(floats)
             direct.room(rank, message.size)[:] = message
             direct.add(rank, floats[-HEADER:].copy())
         self.shards[bucket.server_rank].handle_push(bucket.id, pushed, self._stored[bucket.id])
         for rank, message in direct.answers().items():
-            floats, answer = round_[rank], self.codes[rank, bucket.id].answer
-            answer.room(floats[:-HEADER], floats[-HEADER:])[:] = message
-            answer.decode(floats[:-HEADER], floats[-HEADER:])
-            floats[-HEADER:] = direct.stored[-HEADER:]
+            floats, codes = round_[rank], self.codes[rank, bucket.id]
+            codes.room(floats)[:] = message
+            codes.decode(floats, direct.stored[-HEADER:])
 
     def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
         if self._order is None:
@@ -325,7 +301,7 @@ class InProcess(_Staged, Buffered):
 
     def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         codes = self.stage.codes.get((self.worker_rank, bucket.id))
-        return {} if codes is None or codes.push.residual is None else {"residual": codes.push.residual}
+        return {} if codes is None else codes.state()
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         if bucket.id in self._last:
@@ -334,12 +310,12 @@ class InProcess(_Staged, Buffered):
         send = (buffers.compose if self._synchronous else buffers.compose_async)(grad, self._tag(lr))
         late = self.stage.push(self.worker_rank, bucket, send, self._synchronous, self.finite_check(bucket))
         self._last[bucket.id] = late
-        return late if self._synchronous else _LateVersionedAnswer(late, send, buffers)
+        return late if self._synchronous else VersionedAnswer(late, send, buffers)
 
     def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False, looks: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
         send = buffers.compose_fetch(after, self._fetch_tag(end_round, looks))
-        return _LateVersionedAnswer(self.stage.fetch(self.worker_rank, bucket, send), send, buffers)
+        return VersionedAnswer(self.stage.fetch(self.worker_rank, bucket, send), send, buffers)
 
     def rest(self) -> None:
         self.stage.sends_nothing(self.worker_rank, self._in_rounds)
@@ -368,11 +344,8 @@ class InProcessRing(_Staged, Ring):
         return self.stage.sum(self.worker_rank, bucket, term)
 
 
-class InProcessSharded(_Staged, Owner):
+class InProcessSharded(Owner, _Staged):
     """The same, with a part of every bucket."""
-
-    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        return self._lay_out(super().plan(parameters, traffic), traffic.whole)
 
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
         round_ = PartRound(0, str(bucket), Plain())

@@ -30,7 +30,7 @@ class MpiTransport(Transport):
         self._rounds.follow(timeout_s)
         self.worker_rank, self.num_workers = self._rounds.worker_rank, self._rounds.num_workers
 
-    def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         buckets = on_ring(parameters, traffic, self._keys, self.num_workers)
         self._views = {bucket.id: engine.CachedById(engine.view, ARRAYS) for bucket in buckets}
         return buckets
@@ -42,7 +42,7 @@ class MpiTransport(Transport):
 class MpiRing(MpiTransport, Ring):
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._codec = codec(traffic.codec)
-        return self._cut(parameters, traffic)
+        return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         round_ = self._rounds.ask(Round, str(bucket), self._codec, self._timeout_s)

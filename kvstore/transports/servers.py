@@ -128,7 +128,7 @@ class ParameterServers(Buffered):
             self._command("use", setup.command())
 
     def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
-        return {} if self._outbox is None else self._outbox.residual(bucket)
+        return {} if self._outbox is None else self._outbox.codec_state(bucket)
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         buffers = self._buffers[bucket.id]
@@ -150,7 +150,7 @@ class ParameterServers(Buffered):
     def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> VersionedAnswer:
         self._send(bucket, send)
         send.version.copyto(buffers.latest)  # what is composed from here on goes out after this answer
-        return VersionedAnswer(send, buffers, [before.payload])
+        return VersionedAnswer(Pending(send.payload, [before.payload]), send, buffers)
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer; by MXNet's own store, if there is no outbox."""

@@ -75,10 +75,12 @@ class PartRound(Round):
 
 
 class Owner(Sharded):
-    """A worker that owns parts, whatever sends them: each exchange is two operations of the engine, and U between."""
+    """A worker that owns parts, whatever cuts and sends the buckets (a class behind this one): each exchange is two
+    operations of the engine, and U between."""
 
-    def _lay_out(self, buckets: List[Bucket], whole: bool) -> List[Bucket]:
-        self._cuts = cuts(buckets, self.num_workers, whole)
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+        buckets = super().plan(parameters, traffic)
+        self._cuts = cuts(buckets, self.num_workers, traffic.whole)
         self._sums: Dict[int, NDArray] = {}
         return buckets
 
@@ -100,10 +102,7 @@ class Owner(Sharded):
         raise NotImplementedError
 
 
-class MpiSharded(MpiTransport, Owner):
-    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        return self._lay_out(self._cut(parameters, traffic), traffic.whole)
-
+class MpiSharded(Owner, MpiTransport):
     def _ask(self, bucket: Bucket) -> Halves:
         round_ = self._rounds.ask(PartRound, str(bucket), Plain(), self._timeout_s)
         round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)

@@ -97,7 +97,7 @@ def test_an_asynchronous_hub_answers_each_push(hub: Hub) -> None:
     traffic = TrafficSettings(asynchronous=True, codec="float16", codec_weights="float16")
     hub.open({KEY: SIZE}, traffic)
     zeros = np.zeros(SIZE, np.float32)
-    client, answer = Client(hub, 1), CodedAnswer(traffic, zeros, alike=True)
+    client, answer = Client(hub, 1), CodedAnswer(traffic, zeros)
     client.ask(zeros.view(np.uint8), 0, 0, 0, BEGIN)
     client.answer()
     for count in (1, 2, 3):
@@ -262,7 +262,7 @@ def test_messages_that_cannot_be() -> None:
 
 def test_what_an_answer_leaves_out_is_in_the_next_one() -> None:
     traffic, w = TrafficSettings(codec_weights="quantize"), np.zeros(3, np.float32)
-    server, worker = CodedAnswer(traffic, w, alike=True), CodedAnswer(traffic, w, alike=True)
+    server, worker = CodedAnswer(traffic, w), CodedAnswer(traffic, w)
     w, seen = np.array([1.0, 0.001, -0.3], np.float32), np.empty(3, np.float32)
     gaps = []
     for _ in range(4):
