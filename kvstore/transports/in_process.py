@@ -16,7 +16,7 @@ import numpy as np
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
-from kvstore.messages.codecs import Plain, codec
+from kvstore.messages.codecs import codec
 from kvstore.messages.coded import DirectBucket, WorkerBucket
 from kvstore.messages.finite import Check
 from kvstore.messages.header import HEADER
@@ -168,11 +168,10 @@ class Stage(Turns):
         number = bucket.id, self._begun[worker_rank, bucket.id]
         round_ = self._sums[number]
         round_[worker_rank] = term
-        term.late = LateAnswer(self, worker_rank, f"{bucket}: the sum over the workers", term.out)
         if len(round_) == self.num_workers:
             _travel_round([round_[rank] for rank in range(self.num_workers)])
             del self._sums[number]
-        return term.late
+        return term
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
         """The sum of every worker's nth array, always in the same order."""
@@ -194,19 +193,18 @@ Asked = Tuple[int, Buffer, LateAnswer]
 """A worker's rank, its message, and its answer."""
 
 
-class _Term:
-    """What one worker adds to a sum; `late` is the sum."""
+class _Term(LateAnswer):
+    """A sum, with what one worker adds to it."""
 
-    late: LateAnswer
-
-    def __init__(self, round_: Round, own: NDArray, out: NDArray, check: Optional[Check]) -> None:
-        self.round, self.out, self._check = round_, out, check
+    def __init__(self, on: "_Staged", round_: Round, own: NDArray, out: NDArray) -> None:
+        super().__init__(on.stage, on.worker_rank, f"{round_.what}: the sum over the workers", out, round_.check)
+        self.round, self.out = round_, out
         self._own = own.copy()  # in the engine: the worker goes on
 
     def begin(self, worker_rank: int, num_workers: int) -> Messages:
         self.round.own, self.round.total = self._own.asnumpy(), np.empty(self._own.size, np.float32)
-        if self._check is not None:
-            self._check(self.round.own)
+        if self.check is not None:
+            self.check(self.round.own)
         longest = self.round.longest(num_workers)
         return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
 
@@ -216,9 +214,9 @@ class _PartTerm(_Term):
 
     round: PartRound
 
-    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, check: Optional[Check], mine: slice,
+    def __init__(self, on: "_Staged", round_: PartRound, own: NDArray, out: NDArray, mine: slice,
                  update: Callable[[NDArray], None]) -> None:
-        super().__init__(round_, own, out, check)
+        super().__init__(on, round_, own, out)
         round_.part, round_.summed = np.empty(mine.stop - mine.start, np.float32), self._turn
         self._update = update
 
@@ -241,7 +239,7 @@ def _travel_round(terms: List[_Term]) -> None:
                 pair[1][:] = sent[m - 1]
     for term in terms:
         term.out[:] = term.round.total
-        term.late.arrived = True
+        term.arrived = True
 
 
 class _Staged(Transport):
@@ -340,15 +338,14 @@ class InProcessRing(_Staged, Ring):
         return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        term = _Term(Round(0, str(bucket), self._codec), array, out, self.finite_check(bucket))
-        return self.stage.sum(self.worker_rank, bucket, term)
+        round_ = Round(str(bucket), self._codec, check=self.finite_check(bucket))
+        return self.stage.sum(self.worker_rank, bucket, _Term(self, round_, array, out))
 
 
 class InProcessSharded(Owner, _Staged):
     """The same, with a part of every bucket."""
 
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
-        round_ = PartRound(0, str(bucket), Plain())
-        round_.cuts = self._cuts[bucket.id]
-        term = _PartTerm(round_, array, out, self.finite_check(bucket), self.part(bucket), update)
+        round_ = PartRound(str(bucket), self._cuts[bucket.id], check=self.finite_check(bucket))
+        term = _PartTerm(self, round_, array, out, self.part(bucket), update)
         return self.stage.sum(self.worker_rank, bucket, term)

@@ -47,16 +47,13 @@ class Outbox:
     def ask(self, kind: int, message: np.ndarray, servers: Iterable[int]) -> List[Callable[[], np.ndarray]]:
         """Send a COMMAND, or a part of a SUM; a function for each server, which waits for its answer."""
         number = next(self._numbers[kind])
-        answers: List[Callable[[], np.ndarray]] = []
-        for server in servers:
-            replies: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
-            self._replies[server, kind, number] = replies
-            answers.append(replies.get)
+        replies: Dict[int, queue.SimpleQueue[np.ndarray]] = {server: queue.SimpleQueue() for server in servers}
+        self._replies.update({(server, kind, number): one for server, one in replies.items()})
         if self._gone:
             self._die()
-        for server in servers:
+        for server in replies:
             self._couriers[server].send(kind, numbered(number), message)
-        return answers
+        return [one.get for one in replies.values()]
 
     def open(self, bucket: Bucket, traffic: TrafficSettings, w: np.ndarray) -> None:
         """Take messages of this bucket, whose weights begin as `w`."""

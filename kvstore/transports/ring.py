@@ -45,8 +45,7 @@ class MpiRing(MpiTransport, Ring):
         return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        round_ = self._rounds.ask(Round, str(bucket), self._codec, self._timeout_s)
-        round_.check = self.finite_check(bucket)
+        round_ = self._rounds.ask(Round(str(bucket), self._codec, self._timeout_s, self.finite_check(bucket)))
         engine.push_async(partial(self._begin, round_, self._views[bucket.id], array, out), [array], [out])
         return Pending(out)
 
