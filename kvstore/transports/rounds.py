@@ -105,7 +105,7 @@ def bucket_nbytes(codec: Codec, num_workers: int, floats: int, waits: bool) -> i
 
 
 class Round:
-    """One allreduce. `timeout_s`: of all that is in flight, for so long something must move; 0: as long as others."""
+    """One allreduce. `timeout_s`: for how long nothing may move while it is in flight; 0: what `Rounds` has."""
 
     number: int
     own: np.ndarray
