@@ -128,7 +128,7 @@ class Stage(Turns):
             if late.check is not None:
                 late.check(buffer.there()[:-HEADER])
         if bucket.id in self._direct:
-            self._answer_direct(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
+            self._answer_direct(bucket, {rank: buffer.there() for rank, buffer, _ in round_})
         else:
             self._answer_plain(bucket, round_)
         for _, _, late in round_:
@@ -287,7 +287,7 @@ class InProcess(_Staged, Buffered):
     def _set_up_direct(self, setup: Setup) -> None:
         for bucket in setup.buckets:
             w = self.stage.hold_direct(self.worker_rank, bucket.id, setup.traffic)
-            engine.memory(self._buffers[bucket.id].last.whole)[:-HEADER] = w
+            self._buffers[bucket.id].last.there()[:-HEADER] = w
             if setup.traffic.codec_weights != "none":
                 self.stage.shards[bucket.server_rank].add_to_export({bucket.id: w})
         self.total(np.zeros(1))

@@ -11,7 +11,6 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 import numpy as np
 
 from kvstore import methods
-from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, shown
 from kvstore.job import agreement, commands, environment
@@ -94,7 +93,7 @@ class ParameterServers(Buffered):
         with deadlines.waiting_for("the start of the global weights", self._timeout_s):
             for bucket in setup.buckets:
                 message = self._buffers[bucket.id].last
-                w = engine.memory(message.whole)[:-HEADER]
+                w = message.there()[:-HEADER]
                 if setup.traffic.codec_weights != "none":  # both ends begin alike, whatever each resumes from
                     w[:] = self.total(w if first else np.zeros_like(w))
                 self._outbox.open(bucket, setup.traffic, w)
@@ -102,8 +101,7 @@ class ParameterServers(Buffered):
                     message.floats[-1] = BEGIN
                     self._outbox.send(bucket, message)
             for bucket in setup.buckets:
-                header = engine.memory(self._buffers[bucket.id].last.whole)[-HEADER:]
-                header[:] = 0
+                self._buffers[bucket.id].last.there()[-HEADER:] = 0
         self.total(np.zeros(1))  # the servers have them
 
     def _take_up(self, setup: Setup) -> None:
@@ -120,7 +118,7 @@ class ParameterServers(Buffered):
         self._outbox = self._connection.outbox
         for bucket in setup.buckets:
             buffers = self._buffers[bucket.id]
-            self._outbox.open(bucket, setup.traffic, engine.memory(buffers.last.whole)[:-HEADER])
+            self._outbox.open(bucket, setup.traffic, buffers.last.there()[:-HEADER])
             self.fetch(bucket, buffers.last.payload).result().copyto(buffers.last.payload)
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
