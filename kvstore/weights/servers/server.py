@@ -89,8 +89,11 @@ class Server:
             pulse.moved(pulse.at + 1)
 
     def _controller(self, head: int, body: bytes, _: Any) -> None:
+        self._command(body)
+
+    def _command(self, body: bytes) -> bytes:
         with self._serving():
-            self._carry_out(body)
+            return self._carry_out(body)
 
     def _carry_out(self, body: bytes) -> bytes:
         """What it answers is empty for most commands."""
