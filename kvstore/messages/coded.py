@@ -77,46 +77,39 @@ class CodedAnswer:
             self._shown += change
         return self._message
 
-    def room(self, w: np.ndarray, header: np.ndarray) -> np.ndarray:
-        """The worker's end: where the answer to a message is received, whose weights will be in `w`."""
-        kind = answer_kind(self._quorum, header)
+    def room(self, floats: np.ndarray) -> np.ndarray:
+        """The worker's end: where the answer to the message in `floats` is received."""
+        w, kind = floats[:-HEADER], answer_kind(self._quorum, floats[-HEADER:])
         return NOTHING if kind == "nothing" else w.view(np.uint8) if kind == "plain" else self._codec.room(
             w, self._message)
 
-    def decode(self, w: np.ndarray, header: np.ndarray) -> None:
-        """Write the weights of the answer received into `w`."""
-        if self._shown is not None and answer_kind(self._quorum, header) == "coded":
+    def decode(self, floats: np.ndarray, header: np.ndarray) -> None:
+        """The answer has been received: write its weights, and its header, in the place of the message."""
+        if self._shown is not None and answer_kind(self._quorum, floats[-HEADER:]) == "coded":
+            w = floats[:-HEADER]
             with np.errstate(all="ignore"):
                 self._codec.decode(self._message, w)
                 self._shown += w
             w[:] = self._shown
+        floats[-HEADER:] = header
 
 
 class WorkerBucket:
-    """A worker's bucket on direct connections. `floats`: a message ``[ payload … | header ]``, and then its answer."""
+    """A worker's bucket on direct connections: its pushes, and the answers. Messages are ``[ payload … | header ]``."""
 
     def __init__(self, traffic: TrafficSettings, w: np.ndarray) -> None:
-        self._push, self._answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w)
+        self.push, self.answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w)
 
     def encode(self, floats: np.ndarray) -> np.ndarray:
-        """What is sent of the message beside its header; it may be in `floats` itself."""
+        """What is sent of a message beside its header; it may be in `floats` itself."""
         if floats[-1] == FETCH:
             return NOTHING
         payload = floats[:-HEADER]
-        return payload.view(np.uint8) if floats[-1] == BEGIN else self._push.encode(payload)
-
-    def room(self, floats: np.ndarray) -> np.ndarray:
-        """Where the answer is received."""
-        return self._answer.room(floats[:-HEADER], floats[-HEADER:])
-
-    def decode(self, floats: np.ndarray, header: np.ndarray) -> None:
-        """The answer is there, with this header."""
-        self._answer.decode(floats[:-HEADER], floats[-HEADER:])
-        floats[-HEADER:] = header
+        return payload.view(np.uint8) if floats[-1] == BEGIN else self.push.encode(payload)
 
     def state(self) -> Dict[str, np.ndarray]:
         """What a checkpoint keeps: what the codec has left of the gradients."""
-        return {} if self._push.residual is None else {"residual": self._push.residual}
+        return {} if self.push.residual is None else {"residual": self.push.residual}
 
 
 class DirectBucket:

@@ -143,9 +143,9 @@ class Stage(Turns):
             direct.add(rank, floats[-HEADER:].copy())
         self.shards[bucket.server_rank].handle_push(bucket.id, pushed, self._stored[bucket.id])
         for rank, message in direct.answers().items():
-            floats, codes = round_[rank], self.codes[rank, bucket.id]
-            codes.room(floats)[:] = message
-            codes.decode(floats, direct.stored[-HEADER:])
+            floats, answer = round_[rank], self.codes[rank, bucket.id].answer
+            answer.room(floats)[:] = message
+            answer.decode(floats, direct.stored[-HEADER:])
 
     def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
         if self._order is None:

@@ -82,14 +82,14 @@ class Outbox:
         self._couriers[bucket.server_rank].send(bucket.id, message.floats[-HEADER:], sent)
 
     def _room(self, key: int, nbytes: int, sender_code: float) -> np.ndarray:
-        return np.empty(nbytes, np.uint8) if key < 0 else self._buckets[key].room(self._asked[key][0])
+        return np.empty(nbytes, np.uint8) if key < 0 else self._buckets[key].answer.room(self._asked[key][0])
 
     def _arrived(self, server_rank: int, key: int, header: np.ndarray, message: np.ndarray) -> None:
         if key < 0:
             self._replies.pop((server_rank, key, number_of(header))).put(message)
             return
         floats, done = self._asked.pop(key)
-        self._buckets[key].decode(floats, header)
+        self._buckets[key].answer.decode(floats, header)
         done()
 
     def _disconnected(self, address: str, reason: str) -> None:
