@@ -41,16 +41,14 @@ MOST_WORKERS_IN_A_BEAT = 64
 class Entry:
     """One bucket of this server.
 
-    size          : how many of its floats are weights
-    modulus       : how its versions are counted
-    pushes_summed : how many workers' pushes MXNet has summed before `receive`
-    names         : its parameters
+    size         : how many of its floats are weights
+    asynchronous : whether `receive` gets each push by itself, or the sum of all workers'
+    names        : its parameters
     """
 
-    def __init__(self, size: int, optimizer: ImmediateOptimizer, rule: Rule, modulus: int, pushes_summed: int,
-                 names: Names) -> None:
-        self.size, self.optimizer, self.rule, self.modulus = size, optimizer, rule, modulus
-        self.pushes_summed, self.names = pushes_summed, names
+    def __init__(self, size: int, optimizer: ImmediateOptimizer, rule: Rule, asynchronous: bool, names: Names) -> None:
+        self.size, self.optimizer, self.rule, self.asynchronous, self.names = size, optimizer, rule, asynchronous, names
+        self.modulus, self.pushes_summed = (ASYNC_MODULUS, 1) if asynchronous else (SYNC_MODULUS, rule.num_workers)
         self._optimizer_began = self._rule_began = False
         self._resumed: Optional[Saved] = None  # the rule's, until it starts
         self.extra_arrays: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
@@ -169,7 +167,7 @@ class Shard:
         version, lr_high, lr_low, sender_code = floats.tolist()
         if sender_code != FETCH:
             header = Header(int(version), lr_high + lr_low, int(sender_code) - entry.pushes_summed)
-            if entry.modulus == ASYNC_MODULUS:
+            if entry.asynchronous:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)
         elif is_look(floats):
@@ -209,8 +207,7 @@ class Shard:
         for key, entry in mine.items():
             of_bucket = ImmediateOptimizer(built, key, entry["shape"])
             rule = made.rule(key, made.options, self.num_workers, of_bucket)
-            self._entries[key] = Entry(entry["size"], of_bucket, rule, ASYNC_MODULUS if made.asynchronous
-                                       else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers, entry["names"])
+            self._entries[key] = Entry(entry["size"], of_bucket, rule, made.asynchronous, entry["names"])
 
     def _use(self, optimizer: Dict[str, Any], buckets: Dict[str, Dict[str, Any]], **_: Any) -> None:
         """A store goes on with another optimizer, which has seen nothing yet."""
