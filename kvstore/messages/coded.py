@@ -66,9 +66,12 @@ class CodedAnswer:
         self._shown = None if isinstance(self._codec, Plain) else w.copy()
         self._message = np.empty(0 if self._shown is None else self._codec.nbytes(w.size), np.uint8)
 
-    def encode(self, w: np.ndarray) -> np.ndarray:
-        """The server's end: the message for `w`, valid until the next; it may be `w` itself."""
-        if self._shown is None:
+    def encode(self, w: np.ndarray, header: np.ndarray) -> np.ndarray:
+        """The server's end: the answer to the message with this header, valid until the next; it may be `w` itself."""
+        kind = answer_kind(self._quorum, header)
+        if kind == "nothing":
+            return NOTHING
+        if kind == "plain" or self._shown is None:
             return w.view(np.uint8)
         with np.errstate(all="ignore"):
             change = w - self._shown
@@ -122,7 +125,7 @@ class DirectBucket:
     """
 
     def __init__(self, traffic: TrafficSettings, num_workers: int, pushed: np.ndarray, stored: np.ndarray) -> None:
-        self._asynchronous, self._quorum, self._num_workers = traffic.asynchronous, traffic.quorum, num_workers
+        self._asynchronous, self._num_workers = traffic.asynchronous, num_workers
         self.pushed, self.stored, size = pushed, stored, stored.size - HEADER
         self._total, self._w = pushed[:size], stored[:size]
         self._codec = codec(traffic.codec, traffic.codec_threshold)
@@ -172,10 +175,8 @@ class DirectBucket:
         """The update is done: the messages of the answers that are due, by rank. The next round begins."""
         ranks, self._added = list(self._here), 0
         self._here.clear()
+        header = self.pushed[-HEADER:]
         if not self._asynchronous:
-            return dict.fromkeys(ranks, self._answers[0].encode(self._w))
+            return dict.fromkeys(ranks, self._answers[0].encode(self._w, header))
         rank, = ranks
-        kind = answer_kind(self._quorum, self.pushed[-HEADER:])
-        message = NOTHING if kind == "nothing" else self._w.view(np.uint8) if kind == "plain" \
-            else self._answers[rank].encode(self._w)
-        return {rank: message.copy()}  # the weights may change before it has left
+        return {rank: self._answers[rank].encode(self._w, header).copy()}  # W may change before it has left

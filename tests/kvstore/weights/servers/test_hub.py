@@ -266,7 +266,7 @@ def test_what_an_answer_leaves_out_is_in_the_next_one() -> None:
     w, message = np.array([1.0, 0.001, -0.3], np.float32), np.append(w, PUSHED)
     gaps = []
     for _ in range(4):
-        worker.room(message)[:] = server.encode(w)
+        worker.room(message)[:] = server.encode(w, PUSHED)
         worker.decode(message, PUSHED)
         gaps.append(np.abs(message[:-HEADER] - w).max())
     assert 1e-4 < gaps[0] < 1 / 254 and gaps[-1] < 1e-7
