@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-import torch.distributed
+from torch import distributed as dist
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
@@ -48,7 +48,7 @@ Pair = Tuple[int, np.ndarray, np.ndarray]
 
 def in_foreign_group() -> bool:
     """Whether this process belongs to a group of torch.distributed, and not to a job of odsgd."""
-    foreign = environment.by_torchrun() or torch.distributed.is_initialized()
+    foreign = environment.by_torchrun() or dist.is_initialized()
     return foreign and not environment.launched() and "DMLC_ROLE" not in os.environ
 
 
@@ -56,7 +56,7 @@ def instead_of_mpi() -> bool:
     """Whether workers of this job exchange over gloo and not MPI: the script has begun a process group, or the job's
     environment describes one and mpi4py is not installed. Never with `--secure`, which protects MPI's messages alone.
     """
-    begun = torch.distributed.is_initialized()
+    begun = dist.is_initialized()
     return not environment.secure() and (begun or ("MASTER_ADDR" in os.environ
                                                    and importlib.util.find_spec("mpi4py") is None))
 
@@ -156,8 +156,8 @@ class _Line:
     """A sequence of exchanges in a process group of its own. They begin and end in the order of `ask`."""
 
     def __init__(self, what: str, group: Any) -> None:
-        self._dist, self._what, self._group = torch.distributed, what, group
-        self._ranks = torch.distributed.get_process_group_ranks(group)
+        self._what, self._group = what, group
+        self._ranks = dist.get_process_group_ranks(group)
         self._numbers, self._next, self._beginning = itertools.count(), 0, threading.Lock()
         self._given: Dict[int, Tuple[float, Callable[[], List[Any]], engine.Done]] = {}  # not begun
         self._under_way: Any = queue.SimpleQueue()  # timeout, works and `done` of each
@@ -174,14 +174,14 @@ class _Line:
             _guarded(self._begin_all)
 
     def allreduce(self, sums: np.ndarray) -> List[Any]:
-        return [self._dist.all_reduce(torch.from_numpy(sums), group=self._group, async_op=True)]
+        return [dist.all_reduce(torch.from_numpy(sums), group=self._group, async_op=True)]
 
     def swap(self, number: int, pairs: Sequence[Pair]) -> List[Any]:
         """Receive before sending, so that a message finds its place."""
         tag = number % MOST_TAGS
-        receives = [self._dist.irecv(torch.from_numpy(into), self._ranks[rank], self._group, tag)
+        receives = [dist.irecv(torch.from_numpy(into), self._ranks[rank], self._group, tag)
                     for rank, _, into in pairs if into.size]
-        return receives + [self._dist.isend(torch.from_numpy(out), self._ranks[rank], self._group, tag)
+        return receives + [dist.isend(torch.from_numpy(out), self._ranks[rank], self._group, tag)
                            for rank, out, _ in pairs if out.size]
 
     def _begin_all(self) -> None:
@@ -205,8 +205,7 @@ class _Group:
     """What all stores of this process that use one process group share."""
 
     def __init__(self, timeout_s: float, group: Any) -> None:
-        dist, self._timeout_s = torch.distributed, timeout_s
-        self._dist = dist
+        self._timeout_s = timeout_s
         self.ours = not dist.is_initialized()
         check_job()
         if environment.secure():
@@ -236,7 +235,7 @@ class _Group:
 
     def _new(self) -> Any:
         """A group of the same processes, whose messages meet no others."""
-        return self._dist.new_group(self._ranks, ENDLESS, "gloo", use_local_synchronization=bool(self._ranks))
+        return dist.new_group(self._ranks, ENDLESS, "gloo", use_local_synchronization=bool(self._ranks))
 
     def _meeting(self) -> Any:
         return deadlines.within(self._timeout_s, f"not all workers made a store within {self._timeout_s:g} s; check "
@@ -254,7 +253,7 @@ class _Group:
         total = torch.from_numpy(np.array(array, np.float32))  # on the CPU, whatever the default device is
         with deadlines.waiting_for("a sum over the workers", timeout_s or self._timeout_s, LATE):
             try:
-                self._dist.all_reduce(total, group=self._totals)
+                dist.all_reduce(total, group=self._totals)
             except RuntimeError as error:
                 _die_of(error)
         self._last = total  # gloo's thread, if it lets go of it last as Python ends, aborts the process
@@ -263,8 +262,8 @@ class _Group:
     def _leave(self) -> None:
         engine.wait_all()
         self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
-        if self.ours and self._dist.is_initialized():  # else the script has ended it
-            self._dist.destroy_process_group()
+        if self.ours and dist.is_initialized():  # else the script has ended it
+            dist.destroy_process_group()
         report("done", at=pulse.at)
 
 
@@ -298,6 +297,6 @@ _shared: Dict[Any, _Group] = {}
 
 def _group(timeout_s: float, group: Any) -> _Group:
     """Made on first use; the group is left in good order when the process ends."""
-    if group not in _shared or _shared[group].world is not torch.distributed.group.WORLD:  # which was begun anew
+    if group not in _shared or _shared[group].world is not dist.group.WORLD:  # which was begun anew
         _shared[group] = _Group(timeout_s, group)
     return _shared[group]

@@ -64,7 +64,6 @@ class ParameterServers(Buffered):
         if self.worker_rank == 0:
             self._command("open", setup.command())
         self._quorum = setup.traffic.quorum
-        ids = [bucket.id for bucket in setup.buckets]
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
@@ -74,10 +73,11 @@ class ParameterServers(Buffered):
             self._set_up_direct(setup)
         else:
             with deadlines.waiting_for("the start of the global weights", self._timeout_s):
-                self._connection.native.init(ids, [self._buffers[key].last.whole for key in ids])
+                messages = [buffers.last.whole for buffers in self._buffers.values()]
+                self._connection.native.init(list(self._buffers), messages)
         report("joined")  # from here on this worker can be done without
         deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
-        return {key: Pending(self._buffers[key].last.payload) for key in ids}
+        return {key: Pending(buffers.last.payload) for key, buffers in self._buffers.items()}
 
     def _set_up_direct(self, setup: Setup) -> None:
         """Let the servers take messages on connections of our own; worker 0's weights are the first of them."""
