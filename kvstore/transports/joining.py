@@ -38,7 +38,7 @@ class Answers(Export):
         return [bytes(answer) for answer in self._answers]
 
     def state(self) -> State:
-        return {key: saved for answer in self._answers for key, saved in from_bytes(bytes(answer)).items()}
+        return {key: saved for answer in self._answers for key, saved in from_bytes(answer).items()}
 
 
 class Joined:

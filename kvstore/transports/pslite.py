@@ -132,8 +132,7 @@ class Connection(Joined):
 
     def _pull_answers(self) -> List[np.ndarray]:
         arrays = [mx.nd.zeros(ANSWER_FLOATS) for _ in self._answer_keys]
-        for key, array in zip(self._answer_keys, arrays):
-            self.native.pull(key, out=array)
+        self.native.pull(self._answer_keys, out=arrays)
         return [array.asnumpy() for array in arrays]
 
     def close(self) -> None:

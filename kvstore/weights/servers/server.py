@@ -44,8 +44,8 @@ def fatal(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments)
         except (ConfigError, DivergedError) as error:
             ending.die(str(error), EXIT_FAILURE)
-        except BaseException as error:  # nothing may pass through C++
-            ending.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+        except BaseException:  # nothing may pass through C++
+            ending.die(traceback.format_exc(), EXIT_FAILURE)
     return guarded
 
 
