@@ -3,14 +3,14 @@
 One `Rounds` per process carries every session, so that all sums of a process are in one order.
 """
 from functools import partial
-from typing import List, Sequence, Tuple
+from typing import List, Sequence
 
 import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.job import ending, software
-from kvstore.messages.buckets import Bucket, Keys, Parameter
+from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import codec
 from kvstore.messages.seam import Pending, Ring, TrafficSettings, Transport
 from kvstore.transports.mpi import World
@@ -26,12 +26,12 @@ class MpiTransport(Transport):
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._rounds, self._keys = process(timeout_s)
+        self._rounds = process(timeout_s)
         self._rounds.follow(timeout_s)
         self.worker_rank, self.num_workers = self._rounds.worker_rank, self._rounds.num_workers
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        buckets = on_ring(parameters, traffic, self._keys, self.num_workers)
+        buckets = on_ring(parameters, traffic, self._rounds.keys, self.num_workers)
         self._views = {bucket.id: engine.CachedById(engine.view, ARRAYS) for bucket in buckets}
         return buckets
 
@@ -53,10 +53,10 @@ class MpiRing(MpiTransport, Ring):
         self._rounds.begin(round_, views.of(array), views.of(out), done)
 
 
-_shared: List[Tuple[Rounds, Keys]] = []
+_shared: List[Rounds] = []
 
 
-def process(timeout_s: float) -> Tuple[Rounds, Keys]:
+def process(timeout_s: float) -> Rounds:
     """What the stores of a process share, made on first use; the job is left in good order when the process ends."""
     if not _shared:
         world = World(timeout_s)
@@ -68,5 +68,5 @@ def process(timeout_s: float) -> Tuple[Rounds, Keys]:
 
         ending.end_well(leave)
         software.compare(rounds)
-        _shared.append((rounds, Keys(1)))
+        _shared.append(rounds)
     return _shared[0]

@@ -157,7 +157,7 @@ class Rounds:
 
     def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
         self._comm, self._mpi = comm, mpi
-        self.worker_rank, self.num_workers = comm.Get_rank(), comm.Get_size()
+        self.worker_rank, self.num_workers, self.keys = comm.Get_rank(), comm.Get_size(), Keys(1)
         self._asked = 0
         self._given: Dict[int, Round] = {}  # arrays are there, not begun
         self._resumed: Deque[int] = collections.deque()  # slots

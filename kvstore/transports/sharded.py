@@ -79,8 +79,8 @@ class PartRound(Round):
 
 
 class Owner(Sharded):
-    """A worker that owns parts, whatever cuts and sends the buckets (a class behind this one): each exchange is two
-    operations of the engine, and U between."""
+    """A worker that owns parts, whatever cuts buckets and sends (the next base class): each exchange is two operations
+    of the engine, and U between."""
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         buckets = super().plan(parameters, traffic)
