@@ -209,23 +209,6 @@ class _Term(LateAnswer):
         return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
 
 
-class _PartTerm(_Term):
-    """The same where workers own parts: `update` makes the worker's part of `out` from its part of the sum."""
-
-    round: PartRound
-
-    def __init__(self, on: "_Staged", round_: PartRound, own: NDArray, out: NDArray, mine: slice,
-                 update: Callable[[NDArray], None]) -> None:
-        super().__init__(on, round_, own, out)
-        round_.part, round_.summed = np.empty(mine.stop - mine.start, np.float32), self._turn
-        self._update = update
-
-    def _turn(self) -> None:
-        part = self.round.part if self.round.part.size else np.zeros(1)
-        self._update(engine.array(part, self.out.context))
-        self.round.total = self.out.asnumpy()
-
-
 def _travel_round(terms: List[_Term]) -> None:
     """Move the messages of a round of all workers: the same bits as on a real ring."""
     travels = [term.begin(m, len(terms)) for m, term in enumerate(terms)]
@@ -346,6 +329,12 @@ class InProcessSharded(Owner, _Staged):
     """The same, with a part of every bucket."""
 
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
-        round_ = PartRound(str(bucket), self._cuts[bucket.id], check=self.finite_check(bucket))
-        term = _PartTerm(self, round_, array, out, self.part(bucket), update)
-        return self.stage.sum(self.worker_rank, bucket, term)
+        round_, mine = PartRound(str(bucket), self._cuts[bucket.id], check=self.finite_check(bucket)), self.part(bucket)
+        round_.part = np.empty(mine.stop - mine.start, np.float32)
+
+        def update_part() -> None:
+            update(engine.array(round_.part if round_.part.size else np.zeros(1), out.context))
+            round_.total = out.asnumpy()
+
+        round_.summed = update_part
+        return self.stage.sum(self.worker_rank, bucket, _Term(self, round_, array, out))
