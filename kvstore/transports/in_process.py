@@ -52,10 +52,9 @@ class Stage(Turns):
         self.codes: Dict[Tuple[int, int], WorkerBucket] = {}  # the same: (worker rank, bucket id) -> the worker's end
         self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # not answered yet
         self._fetches: Dict[int, List[Asked]] = collections.defaultdict(list)  # the same of messages that only ask
-        self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
-        self._asked = [0] * num_workers  # totals that each worker has asked for
-        self._sums: Dict[Tuple[int, int], Dict[int, _Term]] = collections.defaultdict(dict)  # by worker rank
-        self._begun: Dict[Tuple[int, int], int] = collections.Counter()  # (worker rank, bucket id) -> sums asked for
+        self._parts: Dict[int, np.ndarray] = {}  # of the next total, by worker rank
+        self._terms: Dict[int, List[List[_Term]]] = collections.defaultdict(
+            lambda: [[] for _ in range(num_workers)])  # of sums to come, by bucket id and worker rank
 
     def worker(self, worker_rank: int) -> "InProcess":
         return InProcess(self, worker_rank)
@@ -164,23 +163,18 @@ class Stage(Turns):
 
     def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> LateAnswer:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
-        self._begun[worker_rank, bucket.id] += 1
-        number = bucket.id, self._begun[worker_rank, bucket.id]
-        round_ = self._sums[number]
-        round_[worker_rank] = term
-        if len(round_) == self.num_workers:
-            _travel_round([round_[rank] for rank in range(self.num_workers)])
-            del self._sums[number]
+        terms = self._terms[bucket.id]
+        terms[worker_rank].append(term)
+        if all(terms):
+            _travel_round([of_worker.pop(0) for of_worker in terms])
         return term
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
-        """The sum of every worker's nth array, always in the same order."""
-        number = self._asked[worker_rank]
-        parts = self._totals[number]
-        self._asked[worker_rank] += 1
+        """The sum of every worker's array, always in the same order. A worker waits, so has one at a time."""
+        parts = self._parts
         parts[worker_rank] = array
         if len(parts) == self.num_workers:
-            del self._totals[number]
+            self._parts = {}
             self.all_arrived()
         self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
         return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
