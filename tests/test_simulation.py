@@ -138,7 +138,7 @@ def test_a_push_that_is_added_twice_is_found() -> None:
 
 
 def test_one_buffer_for_two_exchanges_in_flight_is_found() -> None:
-    one_buffer = {"kvstore.transports.buffers": [("        before = self.last\n        self._turn()\n",
+    one_buffer = {"kvstore.transports.buffers": [("        before = self.last\n        self._buffers.rotate(-1)\n",
                                                   "        before = self.last\n")]}
     assert any(exchanges.Run(seed, one_buffer).broken for seed in range(1, 16))
 

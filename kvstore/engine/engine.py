@@ -103,9 +103,6 @@ class CachedById:
         self._make, self._most = make, most
         self._kept: Dict[int, Tuple[NDArray, Any]] = {}
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def of(self, array: NDArray, *more: Any) -> Any:
         """What is made of `array`, now or before. `make` gets `more` as well; only `array` is the key."""
         kept = self._kept.get(id(array))
@@ -113,8 +110,7 @@ class CachedById:
 
     def get(self, array: NDArray) -> Any:
         """What was made of `array` before, or None."""
-        kept = self._kept.get(id(array))
-        return None if kept is None else kept[1]
+        return self._kept.get(id(array), (array, None))[1]
 
     def put(self, array: NDArray, made: Any) -> Any:
         """Keep `made`, in place of an older one. Returns it."""

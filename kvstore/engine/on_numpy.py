@@ -190,8 +190,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def _at_exit() -> None:
     try:
         wait_all()
-    except BaseException as error:  # nobody has waited for it
-        ending.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+    except BaseException:  # nobody has waited for it
+        ending.die(traceback.format_exc(), EXIT_FAILURE)
 
 
 def _copy(value: Any, out: np.ndarray) -> None:

@@ -125,12 +125,13 @@ def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: Optional[int] = No
             raise ConfigError(f"parameter {parameter.name} is {parameter.dtype}; "
                               f"only {' and '.join(TRAINABLE_DTYPES)} can be trained")
     capacity = max(1, (nbytes or DEFAULT_NBYTES) // WIRE_DTYPE.itemsize)
-    groups = list(_pack(reversed(parameters), None if whole else capacity))
+    groups = [[Segment(parameter, 0, parameter.size, 0)] for parameter in reversed(parameters)] if whole \
+        else list(_pack(reversed(parameters), capacity))
     servers = _balance([group[-1].end for group in groups], keys.num_servers)
     return [Bucket(keys.take(server), server, tuple(group)) for server, group in zip(servers, groups)]
 
 
-def _pack(parameters: Iterable[Parameter], capacity: Optional[int]) -> Iterator[List[Segment]]:
+def _pack(parameters: Iterable[Parameter], capacity: int) -> Iterator[List[Segment]]:
     """Fill one bucket after the other; a bucket is closed when it is full or the next parameter is of another kind.
 
     Buckets of different kinds are filled side by side, so that biases with a multiplier of their own do
@@ -138,9 +139,6 @@ def _pack(parameters: Iterable[Parameter], capacity: Optional[int]) -> Iterator[
     """
     filling: Dict[Tuple[str, float, float, int, int], List[Segment]] = {}
     for parameter in parameters:
-        if capacity is None:
-            yield [Segment(parameter, 0, parameter.size, 0)]
-            continue
         kind = (parameter.dtype, parameter.lr_mult, parameter.wd_mult, parameter.group, parameter.fragment)
         start = 0
         while start < parameter.size:

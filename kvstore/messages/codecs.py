@@ -88,7 +88,8 @@ class Truncate(Codec):
         return 2 * size
 
     def encode(self, values: np.ndarray, message: np.ndarray) -> None:
-        self._shifted = _at_least(self._shifted, values.size)
+        if self._shifted.size < values.size:
+            self._shifted = np.empty(values.size, np.uint32)
         bits, upper, shifted = values.view(np.uint32), message.view(np.uint16), self._shifted[:values.size]
         self._shift(bits, shifted)
         np.copyto(upper, shifted, casting="unsafe")
@@ -137,7 +138,8 @@ class Quantize(Codec):
         return 4 + size
 
     def encode(self, values: np.ndarray, message: np.ndarray) -> None:
-        self._scaled = _at_least(self._scaled, values.size)
+        if self._scaled.size < values.size:
+            self._scaled = np.empty(values.size, np.float32)
         scaled = self._scaled[:values.size]
         largest = self._largest(values, scaled)
         message[:4].view(np.float32)[0] = largest
@@ -350,7 +352,3 @@ WITHOUT_RESIDUAL = tuple(name for name, kind in CODECS.items() if not (kind.resi
 def codec(name: str, threshold: float = THRESHOLD) -> Codec:
     kind, _, number = name.partition(":")
     return Largest(int(number), kind == "largest_2bit") if number else CODECS[name](threshold)
-
-
-def _at_least(room: np.ndarray, size: int) -> np.ndarray:
-    return room if room.size >= size else np.empty(size, room.dtype)

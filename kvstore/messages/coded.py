@@ -59,21 +59,20 @@ class CodedPush:
 
 
 class CodedAnswer:
-    """One end of the way that a bucket's weights take to one worker, or to all workers alike."""
+    """One end of the way that a bucket's weights take to one worker, or to all workers alike; it begins at `w`."""
 
-    def __init__(self, traffic: TrafficSettings, w: np.ndarray, alike: bool) -> None:
-        """Begin at weights `w`. `alike`: all workers read an answer before the weights change, so it needs no copy."""
-        self._codec, self._quorum, self._alike = codec(traffic.codec_weights), traffic.quorum, alike
+    def __init__(self, traffic: TrafficSettings, w: np.ndarray) -> None:
+        self._codec, self._quorum = codec(traffic.codec_weights), traffic.quorum
         self._shown = None if isinstance(self._codec, Plain) else w.copy()
-        self._message = np.empty(0 if self._shown is None and alike else self._codec.nbytes(w.size), np.uint8)
+        self._message = np.empty(0 if self._shown is None else self._codec.nbytes(w.size), np.uint8)
 
-    def encode(self, w: np.ndarray) -> np.ndarray:
-        """The server's end: the message for `w`, valid until the next."""
-        if self._shown is None:
-            message = w.view(np.uint8)
-            if not self._alike:
-                self._message[:] = message
-            return message if self._alike else self._message
+    def encode(self, w: np.ndarray, header: np.ndarray) -> np.ndarray:
+        """The server's end: the answer to the message with this header, valid until the next; it may be `w` itself."""
+        kind = answer_kind(self._quorum, header)
+        if kind == "nothing":
+            return NOTHING
+        if kind == "plain" or self._shown is None:
+            return w.view(np.uint8)
         with np.errstate(all="ignore"):
             change = w - self._shown
             self._codec.encode(change, self._message)
@@ -81,19 +80,39 @@ class CodedAnswer:
             self._shown += change
         return self._message
 
-    def room(self, w: np.ndarray, header: np.ndarray) -> np.ndarray:
-        """The worker's end: where the answer to a message is received, whose weights will be in `w`."""
-        kind = answer_kind(self._quorum, header)
+    def room(self, floats: np.ndarray) -> np.ndarray:
+        """The worker's end: where the answer to the message in `floats` is received."""
+        w, kind = floats[:-HEADER], answer_kind(self._quorum, floats[-HEADER:])
         return NOTHING if kind == "nothing" else w.view(np.uint8) if kind == "plain" else self._codec.room(
             w, self._message)
 
-    def decode(self, w: np.ndarray, header: np.ndarray) -> None:
-        """Write the weights of the answer received into `w`."""
-        if self._shown is not None and answer_kind(self._quorum, header) == "coded":
+    def decode(self, floats: np.ndarray, header: np.ndarray) -> None:
+        """The answer has been received: write its weights, and its header, in the place of the message."""
+        if self._shown is not None and answer_kind(self._quorum, floats[-HEADER:]) == "coded":
+            w = floats[:-HEADER]
             with np.errstate(all="ignore"):
                 self._codec.decode(self._message, w)
                 self._shown += w
             w[:] = self._shown
+        floats[-HEADER:] = header
+
+
+class WorkerBucket:
+    """A worker's bucket on direct connections: its pushes, and the answers. Messages are ``[ payload … | header ]``."""
+
+    def __init__(self, traffic: TrafficSettings, w: np.ndarray) -> None:
+        self.push, self.answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w)
+
+    def encode(self, floats: np.ndarray) -> np.ndarray:
+        """What is sent of a message beside its header; it may be in `floats` itself."""
+        if floats[-1] == FETCH:
+            return NOTHING
+        payload = floats[:-HEADER]
+        return payload.view(np.uint8) if floats[-1] == BEGIN else self.push.encode(payload)
+
+    def state(self) -> Dict[str, np.ndarray]:
+        """What a checkpoint keeps: what the codec has left of the gradients."""
+        return {} if self.push.residual is None else {"residual": self.push.residual}
 
 
 class DirectBucket:
@@ -106,7 +125,7 @@ class DirectBucket:
     """
 
     def __init__(self, traffic: TrafficSettings, num_workers: int, pushed: np.ndarray, stored: np.ndarray) -> None:
-        self._asynchronous, self._quorum, self._num_workers = traffic.asynchronous, traffic.quorum, num_workers
+        self._asynchronous, self._num_workers = traffic.asynchronous, num_workers
         self.pushed, self.stored, size = pushed, stored, stored.size - HEADER
         self._total, self._w = pushed[:size], stored[:size]
         self._codec = codec(traffic.codec, traffic.codec_threshold)
@@ -114,8 +133,7 @@ class DirectBucket:
         self._decoded = np.empty(size, np.float32)
         self._here: Dict[int, np.ndarray] = {}  # headers of pushes of this round, by rank
         self._added = 0  # of them
-        alike = not traffic.asynchronous
-        self._answers = [CodedAnswer(traffic, self._w, alike) for _ in range(1 if alike else num_workers)]
+        self._answers = [CodedAnswer(traffic, self._w) for _ in range(num_workers if traffic.asynchronous else 1)]
 
     def room(self, worker_rank: int, nbytes: int) -> np.ndarray:
         """Where a worker's next message is received; ProtocolError if it has another length than expected."""
@@ -157,8 +175,8 @@ class DirectBucket:
         """The update is done: the messages of the answers that are due, by rank. The next round begins."""
         ranks, self._added = list(self._here), 0
         self._here.clear()
-        if self._asynchronous:
-            kind = answer_kind(self._quorum, self.pushed[-HEADER:])
-            return {rank: NOTHING if kind == "nothing" else self._w.copy().view(np.uint8) if kind == "plain"
-                    else self._answers[rank].encode(self._w) for rank in ranks}
-        return dict.fromkeys(ranks, self._answers[0].encode(self._w))
+        header = self.pushed[-HEADER:]
+        if not self._asynchronous:
+            return dict.fromkeys(ranks, self._answers[0].encode(self._w, header))
+        rank, = ranks
+        return {rank: self._answers[rank].encode(self._w, header).copy()}  # W may change before it has left

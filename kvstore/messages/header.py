@@ -70,13 +70,12 @@ def number_of(header: np.ndarray) -> int:
 # -- beside buckets: sums and answers --------------------------------------------------------------------------------
 
 SUM_SIZES = (1024, 32 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
-NOT_YET = -1
 
 
 def sum_message(part: np.ndarray, size: int, round_id: int, worker_rank: int) -> np.ndarray:
     """A push of at most `size` floats: ``[ part … | round | 0 | 0 | rank ]``. FETCH for the rank only asks.
 
-    The answer is ``[ sum … | round of the sum if it is complete, else NOT_YET | … ]``.
+    The answer is ``[ sum … | its round | … ]``, of the last sum that is complete.
     """
     pushed = np.zeros(size + HEADER, np.float32)
     pushed[:part.size] = part

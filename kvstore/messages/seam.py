@@ -288,12 +288,6 @@ class Sharded(Transport):
         """
         raise NotImplementedError
 
-    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
-        """All workers' parts in their places. Collective; waits."""
-        whole = np.zeros(bucket.size, np.float32)
-        whole[self.part(bucket)] = mine
-        return self.total(whole)
-
 
 KINDS = {"server": Servers, "ring": Ring, "sharded": Sharded}
 """The kinds of transport, by the names in `Method.transports`."""

@@ -3,6 +3,7 @@
 One is on its way while the other still holds what came before, so that the algorithm may read the last answer while
 the next exchange runs.
 """
+import collections
 import functools
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -89,7 +90,7 @@ class BucketBuffers:
     """One bucket's two buffers, or more. `last` was sent last; it holds the answer, or will."""
 
     def __init__(self, weights: NDArray) -> None:
-        self._buffers = [Buffer(weights.size, weights.context), Buffer(weights.size, weights.context)]
+        self._buffers = collections.deque(Buffer(weights.size, weights.context) for _ in range(2))
         # Asynchronous jobs only:
         self.version = engine.zeros(1, weights.context)  # of the weights this worker has taken
         self.latest = engine.zeros(1, weights.context)   # written with each answer: what reads it is behind that
@@ -98,18 +99,14 @@ class BucketBuffers:
 
     def under_way(self) -> Optional[Tuple[float, ...]]:
         """The headers of the buffers, if a message waits for its answer; only to look at."""
-        buffers = self._buffers if self.fetched is None else [*self._buffers, self.fetched]
+        buffers = filter(None, [*self._buffers, self.fetched])
         headers = [tuple(buffer.floats[-HEADER:].tolist()) for buffer in buffers]
         return sum(headers, ()) if any(header[-1] for header in headers) else None
 
     def keep(self, unanswered: int) -> None:
         """Have one more than this number, whose answers are still to come."""
         while len(self._buffers) <= unanswered:
-            self._buffers.insert(0, Buffer(self.last.size, self.last.whole.context))
-
-    def _turn(self) -> None:
-        """The next one is the last."""
-        self._buffers.append(self._buffers.pop(0))
+            self._buffers.appendleft(Buffer(self.last.size, self.last.whole.context))
 
     @property
     def last(self) -> Buffer:
@@ -122,7 +119,7 @@ class BucketBuffers:
 
     def compose_async(self, payload: NDArray, tag: Tag, check: Optional[Check] = None) -> Buffer:
         """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
-        self._turn()
+        self._buffers.rotate(-1)
         self.last.fill(payload, self.version, tag, [self.latest], check)
         return self.last
 
@@ -142,7 +139,7 @@ class BucketBuffers:
         pushes, not workers.
         """
         before = self.last
-        self._turn()
+        self._buffers.rotate(-1)
         self.last.fill(payload, before.version, tag, [other.whole for other in behind], check)
         return self.last
 
@@ -150,15 +147,19 @@ class BucketBuffers:
 class VersionedAnswer(Pending):
     """An answer whose version becomes the worker's when the algorithm takes it."""
 
-    def __init__(self, buffer: Buffer, buffers: BucketBuffers, behind: Sequence[NDArray] = ()) -> None:
-        super().__init__(buffer.payload, behind)
-        self._message, self._buffers, self._taken = buffer, buffers, False
+    def __init__(self, answer: Pending, message: Buffer, buffers: BucketBuffers) -> None:
+        super().__init__(message.payload, answer.behind)
+        self._answer, self._message, self._buffers, self._taken = answer, message, buffers, False
 
     def result(self) -> NDArray:
+        w = self._answer.result()
         if not self._taken:
             self._message.version.copyto(self._buffers.version)
             self._taken = True
-        return super().result()
+        return w
+
+    def wait(self) -> None:
+        self._answer.wait()
 
 
 class Buffered(Servers):

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-import torch.distributed
+from torch import distributed as dist
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
@@ -40,8 +40,6 @@ LATER = timedelta(minutes=1)
 """By which torch.distributed waits longer than a store, so that it is the store that says what is late."""
 LATE = "another worker is late, stopped or unreachable, has taken fewer steps and left, or does not make a call that " \
     "is for all workers, as `global_weights` and `state_dict` are"
-NOTHING = (0, 0.0)
-"""`_Line._awaited` (number and timeout of the exchange that is awaited) while no exchange is awaited."""
 MOST_TAGS = 2 ** 30
 
 Pair = Tuple[int, np.ndarray, np.ndarray]
@@ -50,7 +48,7 @@ Pair = Tuple[int, np.ndarray, np.ndarray]
 
 def in_foreign_group() -> bool:
     """Whether this process belongs to a group of torch.distributed, and not to a job of odsgd."""
-    foreign = environment.by_torchrun() or torch.distributed.is_initialized()
+    foreign = environment.by_torchrun() or dist.is_initialized()
     return foreign and not environment.launched() and "DMLC_ROLE" not in os.environ
 
 
@@ -58,7 +56,7 @@ def instead_of_mpi() -> bool:
     """Whether workers of this job exchange over gloo and not MPI: the script has begun a process group, or the job's
     environment describes one and mpi4py is not installed. Never with `--secure`, which protects MPI's messages alone.
     """
-    begun = torch.distributed.is_initialized()
+    begun = dist.is_initialized()
     return not environment.secure() and (begun or ("MASTER_ADDR" in os.environ
                                                    and importlib.util.find_spec("mpi4py") is None))
 
@@ -76,7 +74,7 @@ class GroupTransport(Transport):
     def close(self) -> None:
         self._group.open -= 1
 
-    def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if traffic.has_codec:
             instead = "make the store before `init_process_group`" if environment.launched() and not self._group.ours \
                 else "start the job by `odsgd launch -s 0`"
@@ -93,8 +91,8 @@ class GroupRing(GroupTransport, Ring):
     in_place = True
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        self._sums = self._group.line("sums").within(self._timeout_s)
-        return self._cut(parameters, traffic)
+        self._sums = self._group.line("sums")
+        return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         begin = partial(self._begin, self._sums.ask(), self.finite_check(bucket), array, out)
@@ -109,13 +107,12 @@ class GroupRing(GroupTransport, Ring):
         self._sums.give(number, self._timeout_s, partial(self._sums.allreduce, sums), done)
 
 
-class GroupSharded(GroupTransport, Owner):
+class GroupSharded(Owner, GroupTransport):
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        self._collects, self._spreads = (self._group.line(name).within(self._timeout_s)
-                                         for name in ("parts of sums", "updated parts"))
+        self._collects, self._spreads = map(self._group.line, ("parts of sums", "updated parts"))
         ring = range(self.worker_rank + 1, self.worker_rank + self.num_workers)
         self._others = [rank % self.num_workers for rank in ring]
-        return self._lay_out(self._cut(parameters, traffic), traffic.whole)
+        return super().plan(parameters, traffic)
 
     def _ask(self, bucket: Bucket) -> Halves:
         at = self._cuts[bucket.id]
@@ -159,24 +156,12 @@ class _Line:
     """A sequence of exchanges in a process group of its own. They begin and end in the order of `ask`."""
 
     def __init__(self, what: str, group: Any) -> None:
-        self._dist, self._what, self._group = torch.distributed, what, group
-        self._ranks = torch.distributed.get_process_group_ranks(group)
+        self._what, self._group = what, group
+        self._ranks = dist.get_process_group_ranks(group)
         self._numbers, self._next, self._beginning = itertools.count(), 0, threading.Lock()
         self._given: Dict[int, Tuple[float, Callable[[], List[Any]], engine.Done]] = {}  # not begun
-        self._under_way: Any = queue.SimpleQueue()  # number, timeout, works and `done` of each
-        self._awaited = NOTHING
+        self._under_way: Any = queue.SimpleQueue()  # timeout, works and `done` of each
         threading.Thread(target=_guarded, args=(self._end_all,), name="kvstore-group", daemon=True).start()
-
-    def within(self, timeout_s: float) -> "_Line":
-        """Itself, watching for exchanges that may last this long."""
-        deadlines.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
-                         lambda: f"{self._what} were not over within {timeout_s:g} s: {LATE}. Check that all are "
-                         "alive, or raise `timeout_s`")
-        return self
-
-    def _awaits(self, timeout_s: float) -> Optional[int]:
-        number, longest_s = self._awaited
-        return number if longest_s == timeout_s else None
 
     def ask(self) -> int:
         """The number of the next exchange, in the same order on every worker."""
@@ -189,30 +174,30 @@ class _Line:
             _guarded(self._begin_all)
 
     def allreduce(self, sums: np.ndarray) -> List[Any]:
-        return [self._dist.all_reduce(torch.from_numpy(sums), group=self._group, async_op=True)]
+        return [dist.all_reduce(torch.from_numpy(sums), group=self._group, async_op=True)]
 
     def swap(self, number: int, pairs: Sequence[Pair]) -> List[Any]:
         """Receive before sending, so that a message finds its place."""
         tag = number % MOST_TAGS
-        receives = [self._dist.irecv(torch.from_numpy(into), self._ranks[rank], self._group, tag)
+        receives = [dist.irecv(torch.from_numpy(into), self._ranks[rank], self._group, tag)
                     for rank, _, into in pairs if into.size]
-        return receives + [self._dist.isend(torch.from_numpy(out), self._ranks[rank], self._group, tag)
+        return receives + [dist.isend(torch.from_numpy(out), self._ranks[rank], self._group, tag)
                            for rank, out, _ in pairs if out.size]
 
     def _begin_all(self) -> None:
         while self._next in self._given:
             timeout_s, begin, done = self._given.pop(self._next)
-            self._under_way.put((self._next, timeout_s, begin(), done))
+            self._under_way.put((timeout_s, begin(), done))
             self._next += 1
 
     def _end_all(self) -> None:
         with np.errstate(all="ignore"):  # gradients may diverge; their reader will say so
             while True:
-                number, timeout_s, works, done = self._under_way.get()
-                self._awaited = number, timeout_s
-                for work in works:
-                    work.wait()
-                self._awaited = NOTHING
+                timeout_s, works, done = self._under_way.get()
+                with deadlines.within(timeout_s, f"{self._what} were not over within {timeout_s:g} s: {LATE}. Check "
+                                      "that all are alive, or raise `timeout_s`"):
+                    for work in works:
+                        work.wait()
                 done()
 
 
@@ -220,8 +205,7 @@ class _Group:
     """What all stores of this process that use one process group share."""
 
     def __init__(self, timeout_s: float, group: Any) -> None:
-        dist, self._timeout_s = torch.distributed, timeout_s
-        self._dist = dist
+        self._timeout_s = timeout_s
         self.ours = not dist.is_initialized()
         check_job()
         if environment.secure():
@@ -251,7 +235,7 @@ class _Group:
 
     def _new(self) -> Any:
         """A group of the same processes, whose messages meet no others."""
-        return self._dist.new_group(self._ranks, ENDLESS, "gloo", use_local_synchronization=bool(self._ranks))
+        return dist.new_group(self._ranks, ENDLESS, "gloo", use_local_synchronization=bool(self._ranks))
 
     def _meeting(self) -> Any:
         return deadlines.within(self._timeout_s, f"not all workers made a store within {self._timeout_s:g} s; check "
@@ -269,7 +253,7 @@ class _Group:
         total = torch.from_numpy(np.array(array, np.float32))  # on the CPU, whatever the default device is
         with deadlines.waiting_for("a sum over the workers", timeout_s or self._timeout_s, LATE):
             try:
-                self._dist.all_reduce(total, group=self._totals)
+                dist.all_reduce(total, group=self._totals)
             except RuntimeError as error:
                 _die_of(error)
         self._last = total  # gloo's thread, if it lets go of it last as Python ends, aborts the process
@@ -278,8 +262,8 @@ class _Group:
     def _leave(self) -> None:
         engine.wait_all()
         self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
-        if self.ours and self._dist.is_initialized():  # else the script has ended it
-            self._dist.destroy_process_group()
+        if self.ours and dist.is_initialized():  # else the script has ended it
+            dist.destroy_process_group()
         report("done", at=pulse.at)
 
 
@@ -313,6 +297,6 @@ _shared: Dict[Any, _Group] = {}
 
 def _group(timeout_s: float, group: Any) -> _Group:
     """Made on first use; the group is left in good order when the process ends."""
-    if group not in _shared or _shared[group].world is not torch.distributed.group.WORLD:  # which was begun anew
+    if group not in _shared or _shared[group].world is not dist.group.WORLD:  # which was begun anew
         _shared[group] = _Group(timeout_s, group)
     return _shared[group]

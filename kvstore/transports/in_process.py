@@ -9,17 +9,17 @@ methods run on it unchanged. Only one thread runs at a time (`turns`). The scrip
 import collections
 import json
 import operator
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
-from kvstore.messages.codecs import Plain, codec
-from kvstore.messages.coded import CodedAnswer, CodedPush, DirectBucket
+from kvstore.messages.codecs import codec
+from kvstore.messages.coded import DirectBucket, WorkerBucket
 from kvstore.messages.finite import Check
-from kvstore.messages.header import FETCH, HEADER
+from kvstore.messages.header import HEADER
 from kvstore.messages.seam import Export, Pending, Ring, Setup, State, TrafficSettings, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import from_bytes
@@ -28,28 +28,6 @@ from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import Owner, PartRound
 from kvstore.transports.turns import LateAnswer, Turns
 from kvstore.weights.servers.shard import Shard
-
-
-class _Codes(NamedTuple):
-    """One worker's end of one bucket's codes."""
-
-    push: CodedPush
-    answer: CodedAnswer
-
-
-class _LateVersionedAnswer(VersionedAnswer):
-    """A late answer of an asynchronous server."""
-
-    def __init__(self, late: LateAnswer, buffer: Buffer, buffers: BucketBuffers) -> None:
-        super().__init__(buffer, buffers)
-        self._late = late
-
-    def result(self) -> NDArray:
-        self._late.result()
-        return super().result()
-
-    def wait(self) -> None:
-        self._late.wait()
 
 
 class Stage(Turns):
@@ -71,13 +49,12 @@ class Stage(Turns):
         self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers
         self._stored: Dict[int, NDArray] = {}
         self._direct: Dict[int, Tuple[NDArray, DirectBucket]] = {}  # where there are codecs: room for a push, the codes
-        self.codes: Dict[Tuple[int, int], _Codes] = {}  # the same: (worker rank, bucket id) -> the worker's end
+        self.codes: Dict[Tuple[int, int], WorkerBucket] = {}  # the same: (worker rank, bucket id) -> the worker's end
         self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # not answered yet
         self._fetches: Dict[int, List[Asked]] = collections.defaultdict(list)  # the same of messages that only ask
-        self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
-        self._asked = [0] * num_workers  # totals that each worker has asked for
-        self._sums: Dict[Tuple[int, int], Dict[int, _Term]] = collections.defaultdict(dict)  # by worker rank
-        self._begun: Dict[Tuple[int, int], int] = collections.Counter()  # (worker rank, bucket id) -> sums asked for
+        self._parts: Dict[int, np.ndarray] = {}  # of the next total, by worker rank
+        self._terms: Dict[int, List[List[_Term]]] = collections.defaultdict(
+            lambda: [[] for _ in range(num_workers)])  # of sums to come, by bucket id and worker rank
 
     def worker(self, worker_rank: int) -> "InProcess":
         return InProcess(self, worker_rank)
@@ -103,7 +80,7 @@ class Stage(Turns):
             pushed = engine.zeros(stored.size, self._stored[key].context)
             self._direct[key] = pushed, DirectBucket(traffic, self.num_workers, engine.memory(pushed), stored)
         w = stored[:-HEADER]
-        self.codes[worker_rank, key] = _Codes(CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True))
+        self.codes[worker_rank, key] = WorkerBucket(traffic, w)
         return w
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
@@ -150,7 +127,7 @@ class Stage(Turns):
             if late.check is not None:
                 late.check(buffer.there()[:-HEADER])
         if bucket.id in self._direct:
-            self._answer_direct(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
+            self._answer_direct(bucket, {rank: buffer.there() for rank, buffer, _ in round_})
         else:
             self._answer_plain(bucket, round_)
         for _, _, late in round_:
@@ -160,16 +137,14 @@ class Stage(Turns):
         """What an outbox and a hub do."""
         pushed, direct = self._direct[bucket.id]
         for rank, floats in round_.items():
-            push, asks = self.codes[rank, bucket.id].push, floats[-1] == FETCH
-            message = np.empty(0, np.uint8) if asks else push.encode(floats[:-HEADER])
+            message = self.codes[rank, bucket.id].encode(floats)
             direct.room(rank, message.size)[:] = message
             direct.add(rank, floats[-HEADER:].copy())
         self.shards[bucket.server_rank].handle_push(bucket.id, pushed, self._stored[bucket.id])
         for rank, message in direct.answers().items():
             floats, answer = round_[rank], self.codes[rank, bucket.id].answer
-            answer.room(floats[:-HEADER], floats[-HEADER:])[:] = message
-            answer.decode(floats[:-HEADER], floats[-HEADER:])
-            floats[-HEADER:] = direct.stored[-HEADER:]
+            answer.room(floats)[:] = message
+            answer.decode(floats, direct.stored[-HEADER:])
 
     def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
         if self._order is None:
@@ -188,24 +163,18 @@ class Stage(Turns):
 
     def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> LateAnswer:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
-        self._begun[worker_rank, bucket.id] += 1
-        number = bucket.id, self._begun[worker_rank, bucket.id]
-        round_ = self._sums[number]
-        round_[worker_rank] = term
-        term.late = LateAnswer(self, worker_rank, f"{bucket}: the sum over the workers", term.out)
-        if len(round_) == self.num_workers:
-            _travel_round([round_[rank] for rank in range(self.num_workers)])
-            del self._sums[number]
-        return term.late
+        terms = self._terms[bucket.id]
+        terms[worker_rank].append(term)
+        if all(terms):
+            _travel_round([of_worker.pop(0) for of_worker in terms])
+        return term
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
-        """The sum of every worker's nth array, always in the same order."""
-        number = self._asked[worker_rank]
-        parts = self._totals[number]
-        self._asked[worker_rank] += 1
+        """The sum of every worker's array, always in the same order. A worker waits, so has one at a time."""
+        parts = self._parts
         parts[worker_rank] = array
         if len(parts) == self.num_workers:
-            del self._totals[number]
+            self._parts = {}
             self.all_arrived()
         self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
         return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
@@ -218,38 +187,20 @@ Asked = Tuple[int, Buffer, LateAnswer]
 """A worker's rank, its message, and its answer."""
 
 
-class _Term:
-    """What one worker adds to a sum; `late` is the sum."""
+class _Term(LateAnswer):
+    """A sum, with what one worker adds to it."""
 
-    late: LateAnswer
-
-    def __init__(self, round_: Round, own: NDArray, out: NDArray, check: Optional[Check]) -> None:
-        self.round, self.out, self._check = round_, out, check
+    def __init__(self, on: "_Staged", round_: Round, own: NDArray, out: NDArray) -> None:
+        super().__init__(on.stage, on.worker_rank, f"{round_.what}: the sum over the workers", out, round_.check)
+        self.round, self.out = round_, out
         self._own = own.copy()  # in the engine: the worker goes on
 
     def begin(self, worker_rank: int, num_workers: int) -> Messages:
         self.round.own, self.round.total = self._own.asnumpy(), np.empty(self._own.size, np.float32)
-        if self._check is not None:
-            self._check(self.round.own)
+        if self.check is not None:
+            self.check(self.round.own)
         longest = self.round.longest(num_workers)
         return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
-
-
-class _PartTerm(_Term):
-    """The same where workers own parts: `update` makes the worker's part of `out` from its part of the sum."""
-
-    round: PartRound
-
-    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, check: Optional[Check], mine: slice,
-                 update: Callable[[NDArray], None]) -> None:
-        super().__init__(round_, own, out, check)
-        round_.part, round_.summed = np.empty(mine.stop - mine.start, np.float32), self._turn
-        self._update = update
-
-    def _turn(self) -> None:
-        part = self.round.part if self.round.part.size else np.zeros(1)
-        self._update(engine.array(part, self.out.context))
-        self.round.total = self.out.asnumpy()
 
 
 def _travel_round(terms: List[_Term]) -> None:
@@ -265,7 +216,7 @@ def _travel_round(terms: List[_Term]) -> None:
                 pair[1][:] = sent[m - 1]
     for term in terms:
         term.out[:] = term.round.total
-        term.late.arrived = True
+        term.arrived = True
 
 
 class _Staged(Transport):
@@ -313,7 +264,7 @@ class InProcess(_Staged, Buffered):
     def _set_up_direct(self, setup: Setup) -> None:
         for bucket in setup.buckets:
             w = self.stage.hold_direct(self.worker_rank, bucket.id, setup.traffic)
-            engine.memory(self._buffers[bucket.id].last.whole)[:-HEADER] = w
+            self._buffers[bucket.id].last.there()[:-HEADER] = w
             if setup.traffic.codec_weights != "none":
                 self.stage.shards[bucket.server_rank].add_to_export({bucket.id: w})
         self.total(np.zeros(1))
@@ -325,7 +276,7 @@ class InProcess(_Staged, Buffered):
 
     def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         codes = self.stage.codes.get((self.worker_rank, bucket.id))
-        return {} if codes is None or codes.push.residual is None else {"residual": codes.push.residual}
+        return {} if codes is None else codes.state()
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         if bucket.id in self._last:
@@ -334,12 +285,12 @@ class InProcess(_Staged, Buffered):
         send = (buffers.compose if self._synchronous else buffers.compose_async)(grad, self._tag(lr))
         late = self.stage.push(self.worker_rank, bucket, send, self._synchronous, self.finite_check(bucket))
         self._last[bucket.id] = late
-        return late if self._synchronous else _LateVersionedAnswer(late, send, buffers)
+        return late if self._synchronous else VersionedAnswer(late, send, buffers)
 
     def fetch(self, bucket: Bucket, after: NDArray, end_round: bool = False, looks: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
         send = buffers.compose_fetch(after, self._fetch_tag(end_round, looks))
-        return _LateVersionedAnswer(self.stage.fetch(self.worker_rank, bucket, send), send, buffers)
+        return VersionedAnswer(self.stage.fetch(self.worker_rank, bucket, send), send, buffers)
 
     def rest(self) -> None:
         self.stage.sends_nothing(self.worker_rank, self._in_rounds)
@@ -364,18 +315,20 @@ class InProcessRing(_Staged, Ring):
         return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        term = _Term(Round(0, str(bucket), self._codec), array, out, self.finite_check(bucket))
-        return self.stage.sum(self.worker_rank, bucket, term)
+        round_ = Round(str(bucket), self._codec, check=self.finite_check(bucket))
+        return self.stage.sum(self.worker_rank, bucket, _Term(self, round_, array, out))
 
 
-class InProcessSharded(_Staged, Owner):
+class InProcessSharded(Owner, _Staged):
     """The same, with a part of every bucket."""
 
-    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        return self._lay_out(super().plan(parameters, traffic), traffic.whole)
-
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
-        round_ = PartRound(0, str(bucket), Plain())
-        round_.cuts = self._cuts[bucket.id]
-        term = _PartTerm(round_, array, out, self.finite_check(bucket), self.part(bucket), update)
-        return self.stage.sum(self.worker_rank, bucket, term)
+        round_, mine = PartRound(str(bucket), self._cuts[bucket.id], check=self.finite_check(bucket)), self.part(bucket)
+        round_.part = np.empty(mine.stop - mine.start, np.float32)
+
+        def update_part() -> None:
+            update(engine.array(round_.part if round_.part.size else np.zeros(1), out.context))
+            round_.total = out.asnumpy()
+
+        round_.summed = update_part
+        return self.stage.sum(self.worker_rank, bucket, _Term(self, round_, array, out))

@@ -12,8 +12,8 @@ from kvstore.job import ending, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.codecs import NotFiniteError
-from kvstore.messages.coded import NOTHING, CodedAnswer, CodedPush
-from kvstore.messages.header import BEGIN, COMMAND, FETCH, HEADER, SUM, number_of, numbered
+from kvstore.messages.coded import WorkerBucket
+from kvstore.messages.header import COMMAND, HEADER, SUM, number_of, numbered
 from kvstore.messages.seam import TrafficSettings
 from kvstore.transports.buffers import Buffer
 from kvstore.weights.servers import courier
@@ -24,8 +24,7 @@ class Outbox:
     """The couriers of this process, and what they have been asked for: one thing per bucket at a time."""
 
     def __init__(self, addresses: Sequence[str], worker_rank: int, timeout_s: float) -> None:
-        self._pushes: Dict[int, CodedPush] = {}
-        self._answers: Dict[int, CodedAnswer] = {}
+        self._buckets: Dict[int, WorkerBucket] = {}
         self._asked: Dict[int, Tuple[np.ndarray, engine.Done]] = {}  # where the answer goes
         self._replies: Dict[Tuple[int, int, int], queue.SimpleQueue[np.ndarray]] = {}  # by server, kind and number
         self._numbers = {COMMAND: itertools.count(1), SUM: itertools.count(1)}
@@ -48,62 +47,49 @@ class Outbox:
     def ask(self, kind: int, message: np.ndarray, servers: Iterable[int]) -> List[Callable[[], np.ndarray]]:
         """Send a COMMAND, or a part of a SUM; a function for each server, which waits for its answer."""
         number = next(self._numbers[kind])
-        answers: List[Callable[[], np.ndarray]] = []
-        for server in servers:
-            replies: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
-            self._replies[server, kind, number] = replies
-            answers.append(replies.get)
+        replies: Dict[int, queue.SimpleQueue[np.ndarray]] = {server: queue.SimpleQueue() for server in servers}
+        self._replies.update({(server, kind, number): one for server, one in replies.items()})
         if self._gone:
             self._die()
-        for server in servers:
+        for server in replies:
             self._couriers[server].send(kind, numbered(number), message)
-        return answers
+        return [one.get for one in replies.values()]
 
     def open(self, bucket: Bucket, traffic: TrafficSettings, w: np.ndarray) -> None:
         """Take messages of this bucket, whose weights begin as `w`."""
-        self._pushes[bucket.id] = CodedPush(traffic, bucket.size)
-        self._answers[bucket.id] = CodedAnswer(traffic, w, alike=True)
+        self._buckets[bucket.id] = WorkerBucket(traffic, w)
 
     def forget(self, keys: Iterable[int]) -> None:
         """These buckets send no more."""
         for key in keys:
-            self._pushes.pop(key, None)
-            self._answers.pop(key, None)
+            self._buckets.pop(key, None)
 
-    def residual(self, bucket: Bucket) -> Dict[str, np.ndarray]:
-        """What the codec has left of this bucket's gradients, if it keeps that."""
-        residual = self._pushes[bucket.id].residual
-        return {} if residual is None else {"residual": residual}
+    def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        return self._buckets[bucket.id].state()
 
     def send(self, bucket: Bucket, message: Buffer) -> None:
         """Queue: one message there, one back into the same buffer."""
         engine.push_async(functools.partial(self._start, bucket, message), [], [message.whole])
 
     def _start(self, bucket: Bucket, message: Buffer, done: engine.Done) -> None:
-        payload, header = message.floats[:-HEADER], message.floats[-HEADER:]
         try:
-            sent = NOTHING if header[-1] == FETCH else payload.view(np.uint8) if header[-1] == BEGIN \
-                else self._pushes[bucket.id].encode(payload)
+            sent = self._buckets[bucket.id].encode(message.floats)
         except NotFiniteError as error:
             ending.die(f"{bucket}: {error}", EXIT_FAILURE)
         self._asked[bucket.id] = message.floats, done
         if self._gone:
             self._die()
-        self._couriers[bucket.server_rank].send(bucket.id, header, sent)
+        self._couriers[bucket.server_rank].send(bucket.id, message.floats[-HEADER:], sent)
 
     def _room(self, key: int, nbytes: int, sender_code: float) -> np.ndarray:
-        if key < 0:
-            return np.empty(nbytes, np.uint8)
-        floats = self._asked[key][0]
-        return self._answers[key].room(floats[:-HEADER], floats[-HEADER:])
+        return np.empty(nbytes, np.uint8) if key < 0 else self._buckets[key].answer.room(self._asked[key][0])
 
     def _arrived(self, server_rank: int, key: int, header: np.ndarray, message: np.ndarray) -> None:
         if key < 0:
             self._replies.pop((server_rank, key, number_of(header))).put(message)
             return
         floats, done = self._asked.pop(key)
-        self._answers[key].decode(floats[:-HEADER], floats[-HEADER:])
-        floats[-HEADER:] = header
+        self._buckets[key].answer.decode(floats, header)
         done()
 
     def _disconnected(self, address: str, reason: str) -> None:

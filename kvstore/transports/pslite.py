@@ -9,7 +9,7 @@ import os
 import random
 import time
 from functools import partial
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import numpy as np
 
@@ -32,6 +32,8 @@ windows grow so far that buckets later leave in bursts, and workers' streams dri
 
 class Connection(Joined):
     """This worker's place in the job."""
+
+    _numbers = itertools.count()  # of questions to the servers; answers to several may be under way
 
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         super().__init__(timeout_s, synchronous)
@@ -100,9 +102,25 @@ class Connection(Joined):
         return message
 
     def answers(self, name: str, timeout_s: float) -> Answers:
-        return ServerAnswers(self, name, timeout_s)
+        """As they are now, at the first piece."""
+        found = [bytearray() for _ in range(self.num_servers)]
+        answers = Answers(found, self._pieces(name, found, timeout_s))
+        answers.fetch()
+        return answers
 
-    def ask(self, name: str, number: int, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
+    def _pieces(self, name: str, answers: List[bytearray], timeout_s: float) -> Iterator[int]:
+        number, chunk, left = next(self._numbers), 0, 1
+        while left:
+            found = self._ask_piece(name, number, chunk, timeout_s)
+            chunk += 1
+            for answer, (_, _, length, piece) in zip(answers, found):
+                answer += piece[:length - len(answer)]
+            left = max(pieces(length) for _, _, length, _ in found) - chunk
+            if not left:
+                self.command("taken", {"number": number}, timeout_s)
+            yield left
+
+    def _ask_piece(self, name: str, number: int, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
         """One piece from each server; once more, if another worker's question came between."""
         with deadlines.waiting_for(f"the servers' answer to `{name}`", timeout_s):
             while True:
@@ -114,8 +132,7 @@ class Connection(Joined):
 
     def _pull_answers(self) -> List[np.ndarray]:
         arrays = [mx.nd.zeros(ANSWER_FLOATS) for _ in self._answer_keys]
-        for key, array in zip(self._answer_keys, arrays):
-            self.native.pull(key, out=array)
+        self.native.pull(self._answer_keys, out=arrays)
         return [array.asnumpy() for array in arrays]
 
     def close(self) -> None:
@@ -133,30 +150,6 @@ class Connection(Joined):
             handle, self.native.handle = self.native.handle, None
             mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
         report("done", at=pulse.at)
-
-
-class ServerAnswers(Answers):
-    """What each server answers to a command, as it was at the first piece."""
-
-    _numbers = itertools.count()  # several may be under way
-
-    def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
-        self._connection, self._name, self._chunk, self._timeout_s = connection, name, 0, timeout_s
-        self._number = next(self._numbers)
-        self._answers = [bytearray() for _ in range(connection.num_servers)]
-        self.left = 1
-        self.fetch()
-
-    def fetch(self) -> None:
-        if not self.left:
-            return
-        found = self._connection.ask(self._name, self._number, self._chunk, self._timeout_s)
-        self._chunk += 1
-        for answer, (_, _, length, piece) in zip(self._answers, found):
-            answer += piece[:length - len(answer)]
-        self.left = max(map(pieces, (piece[2] for piece in found))) - self._chunk
-        if not self.left:
-            self._connection.command("taken", {"number": self._number}, self._timeout_s)
 
 
 class ParameterServer(ParameterServers):

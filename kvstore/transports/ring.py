@@ -3,14 +3,14 @@
 One `Rounds` per process carries every session, so that all sums of a process are in one order.
 """
 from functools import partial
-from typing import List, Sequence, Tuple
+from typing import List, Sequence
 
 import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.job import ending, software
-from kvstore.messages.buckets import Bucket, Keys, Parameter
+from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import codec
 from kvstore.messages.seam import Pending, Ring, TrafficSettings, Transport
 from kvstore.transports.mpi import World
@@ -26,12 +26,12 @@ class MpiTransport(Transport):
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._rounds, self._keys = process(timeout_s)
+        self._rounds = process(timeout_s)
         self._rounds.follow(timeout_s)
         self.worker_rank, self.num_workers = self._rounds.worker_rank, self._rounds.num_workers
 
-    def _cut(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        buckets = on_ring(parameters, traffic, self._keys, self.num_workers)
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+        buckets = on_ring(parameters, traffic, self._rounds.keys, self.num_workers)
         self._views = {bucket.id: engine.CachedById(engine.view, ARRAYS) for bucket in buckets}
         return buckets
 
@@ -42,11 +42,10 @@ class MpiTransport(Transport):
 class MpiRing(MpiTransport, Ring):
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._codec = codec(traffic.codec)
-        return self._cut(parameters, traffic)
+        return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        round_ = self._rounds.ask(Round, str(bucket), self._codec, self._timeout_s)
-        round_.check = self.finite_check(bucket)
+        round_ = self._rounds.ask(Round(str(bucket), self._codec, self._timeout_s, self.finite_check(bucket)))
         engine.push_async(partial(self._begin, round_, self._views[bucket.id], array, out), [array], [out])
         return Pending(out)
 
@@ -54,10 +53,10 @@ class MpiRing(MpiTransport, Ring):
         self._rounds.begin(round_, views.of(array), views.of(out), done)
 
 
-_shared: List[Tuple[Rounds, Keys]] = []
+_shared: List[Rounds] = []
 
 
-def process(timeout_s: float) -> Tuple[Rounds, Keys]:
+def process(timeout_s: float) -> Rounds:
     """What the stores of a process share, made on first use; the job is left in good order when the process ends."""
     if not _shared:
         world = World(timeout_s)
@@ -69,5 +68,5 @@ def process(timeout_s: float) -> Tuple[Rounds, Keys]:
 
         ending.end_well(leave)
         software.compare(rounds)
-        _shared.append((rounds, Keys(1)))
+        _shared.append(rounds)
     return _shared[0]

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import traceback
 from functools import partial
-from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from kvstore.messages.codecs import Codec, NotFiniteError, Plain
 from kvstore.messages.codecs import codec as named
 from kvstore.messages.finite import Check
 from kvstore.messages.seam import TrafficSettings
-from kvstore.options import DEFAULT_TIMEOUT_S
 
 MESSAGE_NBYTES = 1024 * 1024
 """A message that suits a ring: a smaller one takes nearly as much processor time, a larger one is added late."""
@@ -106,17 +105,17 @@ def bucket_nbytes(codec: Codec, num_workers: int, floats: int, waits: bool) -> i
 
 
 class Round:
-    """One allreduce, from the moment it is asked for."""
+    """One allreduce. `timeout_s`: for how long nothing may move while it is in flight; 0: what `Rounds` has."""
 
-    def __init__(self, number: int, what: str, codec: Codec) -> None:
-        self.number, self.what, self.codec = number, what, codec
-        self.timeout_s = DEFAULT_TIMEOUT_S
-        self.own: np.ndarray
-        self.total: np.ndarray
-        self.over: Callable[[], None]
-        self.under_way: Messages
-        self.left = 0  # pairs of messages
-        self.check: Optional[Check] = None
+    number: int
+    own: np.ndarray
+    total: np.ndarray
+    over: Callable[[], None]
+    under_way: Messages
+    left: int  # pairs of messages
+
+    def __init__(self, what: str, codec: Codec, timeout_s: float = 0.0, check: Optional[Check] = None) -> None:
+        self.what, self.codec, self.timeout_s, self.check = what, codec, timeout_s, check
 
     def __str__(self) -> str:
         return f"round {self.number}, {self.what}"
@@ -158,7 +157,7 @@ class Rounds:
 
     def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
         self._comm, self._mpi = comm, mpi
-        self.worker_rank, self.num_workers = comm.Get_rank(), comm.Get_size()
+        self.worker_rank, self.num_workers, self.keys = comm.Get_rank(), comm.Get_size(), Keys(1)
         self._asked = 0
         self._given: Dict[int, Round] = {}  # arrays are there, not begun
         self._resumed: Deque[int] = collections.deque()  # slots
@@ -179,11 +178,10 @@ class Rounds:
         deadlines.follow((self, timeout_s), timeout_s, partial(self._under_way, timeout_s),
                          partial(self._overdue, timeout_s))
 
-    def ask(self, kind: Type[AnyRound], what: str, codec: Codec, timeout_s: Optional[float] = None) -> AnyRound:
-        """The next round, of this kind, in the same order on every worker."""
+    def ask(self, round_: AnyRound) -> AnyRound:
+        """This is the next round, in the same order on every worker."""
         self._asked += 1
-        round_ = kind(self._asked, what, codec)
-        round_.timeout_s = timeout_s or self._timeout_s
+        round_.number, round_.timeout_s = self._asked, round_.timeout_s or self._timeout_s
         return round_
 
     def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
@@ -207,11 +205,11 @@ class Rounds:
         with contextlib.suppress(RuntimeError):  # there are news already
             self._news.release()
 
-    def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
+    def total(self, array: np.ndarray, timeout_s: float = 0.0) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits. After all rounds asked for before."""
         own = np.ascontiguousarray(array, np.float32).reshape(-1)
         total = np.empty_like(own)
-        round_, over = self.ask(Round, "a sum over the workers", Plain(), timeout_s), threading.Event()
+        round_, over = self.ask(Round("a sum over the workers", Plain(), timeout_s)), threading.Event()
         with deadlines.waiting_for(round_.what, round_.timeout_s, "another worker is late, stopped or unreachable, or "
                                    "has left"):
             self.begin(round_, own, total, over.set)

@@ -11,7 +11,6 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 import numpy as np
 
 from kvstore import methods
-from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, shown
 from kvstore.job import agreement, commands, environment
@@ -65,7 +64,6 @@ class ParameterServers(Buffered):
         if self.worker_rank == 0:
             self._command("open", setup.command())
         self._quorum = setup.traffic.quorum
-        ids = [bucket.id for bucket in setup.buckets]
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
@@ -75,10 +73,11 @@ class ParameterServers(Buffered):
             self._set_up_direct(setup)
         else:
             with deadlines.waiting_for("the start of the global weights", self._timeout_s):
-                self._connection.native.init(ids, [self._buffers[key].last.whole for key in ids])
+                messages = [buffers.last.whole for buffers in self._buffers.values()]
+                self._connection.native.init(list(self._buffers), messages)
         report("joined")  # from here on this worker can be done without
         deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
-        return {key: Pending(self._buffers[key].last.payload) for key in ids}
+        return {key: Pending(buffers.last.payload) for key, buffers in self._buffers.items()}
 
     def _set_up_direct(self, setup: Setup) -> None:
         """Let the servers take messages on connections of our own; worker 0's weights are the first of them."""
@@ -94,7 +93,7 @@ class ParameterServers(Buffered):
         with deadlines.waiting_for("the start of the global weights", self._timeout_s):
             for bucket in setup.buckets:
                 message = self._buffers[bucket.id].last
-                w = engine.memory(message.whole)[:-HEADER]
+                w = message.there()[:-HEADER]
                 if setup.traffic.codec_weights != "none":  # both ends begin alike, whatever each resumes from
                     w[:] = self.total(w if first else np.zeros_like(w))
                 self._outbox.open(bucket, setup.traffic, w)
@@ -102,8 +101,7 @@ class ParameterServers(Buffered):
                     message.floats[-1] = BEGIN
                     self._outbox.send(bucket, message)
             for bucket in setup.buckets:
-                header = engine.memory(self._buffers[bucket.id].last.whole)[-HEADER:]
-                header[:] = 0
+                self._buffers[bucket.id].last.there()[-HEADER:] = 0
         self.total(np.zeros(1))  # the servers have them
 
     def _take_up(self, setup: Setup) -> None:
@@ -120,7 +118,7 @@ class ParameterServers(Buffered):
         self._outbox = self._connection.outbox
         for bucket in setup.buckets:
             buffers = self._buffers[bucket.id]
-            self._outbox.open(bucket, setup.traffic, engine.memory(buffers.last.whole)[:-HEADER])
+            self._outbox.open(bucket, setup.traffic, buffers.last.there()[:-HEADER])
             self.fetch(bucket, buffers.last.payload).result().copyto(buffers.last.payload)
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
@@ -128,7 +126,7 @@ class ParameterServers(Buffered):
             self._command("use", setup.command())
 
     def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
-        return {} if self._outbox is None else self._outbox.residual(bucket)
+        return {} if self._outbox is None else self._outbox.codec_state(bucket)
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         buffers = self._buffers[bucket.id]
@@ -150,7 +148,7 @@ class ParameterServers(Buffered):
     def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> VersionedAnswer:
         self._send(bucket, send)
         send.version.copyto(buffers.latest)  # what is composed from here on goes out after this answer
-        return VersionedAnswer(send, buffers, [before.payload])
+        return VersionedAnswer(Pending(send.payload, [before.payload]), send, buffers)
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer; by MXNet's own store, if there is no outbox."""

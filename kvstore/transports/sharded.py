@@ -5,7 +5,7 @@ block while other rounds transfer. The updated blocks travel round (allgather). 
 allreduce. What `gloo` has in common with it is in `Owner`.
 """
 from functools import partial
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.messages.codecs import Plain
+from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending, Sharded, TrafficSettings
 from kvstore.transports.ring import MpiTransport
 from kvstore.transports.rounds import Messages, Pair, Round, allgather, owned, reduce_scatter
@@ -53,9 +54,12 @@ class PartRound(Round):
     total   : after the pause, all blocks; this worker's is in its place already
     """
 
-    cuts: Cuts
     part: np.ndarray
     summed: Callable[[], None]
+
+    def __init__(self, what: str, at: Cuts, timeout_s: float = 0.0, check: Optional[Check] = None) -> None:
+        super().__init__(what, Plain(), timeout_s, check)
+        self.cuts = at
 
     def longest(self, num_workers: int) -> int:
         return WIRE_DTYPE.itemsize * max(stop - start for start, stop in zip(self.cuts, self.cuts[1:]))
@@ -75,10 +79,12 @@ class PartRound(Round):
 
 
 class Owner(Sharded):
-    """A worker that owns parts, whatever sends them: each exchange is two operations of the engine, and U between."""
+    """A worker that owns parts, whatever cuts buckets and sends (the next base class): each exchange is two operations
+    of the engine, and U between."""
 
-    def _lay_out(self, buckets: List[Bucket], whole: bool) -> List[Bucket]:
-        self._cuts = cuts(buckets, self.num_workers, whole)
+    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
+        buckets = super().plan(parameters, traffic)
+        self._cuts = cuts(buckets, self.num_workers, traffic.whole)
         self._sums: Dict[int, NDArray] = {}
         return buckets
 
@@ -100,13 +106,10 @@ class Owner(Sharded):
         raise NotImplementedError
 
 
-class MpiSharded(MpiTransport, Owner):
-    def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        return self._lay_out(self._cut(parameters, traffic), traffic.whole)
-
+class MpiSharded(Owner, MpiTransport):
     def _ask(self, bucket: Bucket) -> Halves:
-        round_ = self._rounds.ask(PartRound, str(bucket), Plain(), self._timeout_s)
-        round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)
+        check = self.finite_check(bucket)
+        round_ = self._rounds.ask(PartRound(str(bucket), self._cuts[bucket.id], self._timeout_s, check))
         views = self._views[bucket.id]
         return partial(self._begin, round_, views), partial(self._resume, round_, views)
 

@@ -4,7 +4,7 @@ Gradients leave from the array that the front end wrote them to, and the answer 
 on either side. Server 0 makes sums over the workers.
 """
 import threading
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 
@@ -58,7 +58,15 @@ class SocketsJoined(Joined):
                 answer()
 
     def answers(self, name: str, timeout_s: float) -> Answers:
-        return _Answers(self._ask(name, {}), f"the servers' answer to `{name}`", timeout_s)
+        waits = self._ask(name, {})
+        found: List[bytearray] = []
+
+        def all_at_once() -> Iterator[int]:
+            with deadlines.waiting_for(f"the servers' answer to `{name}`", timeout_s):
+                found.extend(bytearray(wait()) for wait in waits)
+            yield 0
+
+        return Answers(found, all_at_once())
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         if environment.joined():  # the others do not wait for it
@@ -80,21 +88,3 @@ class SocketServers(ParameterServers):
 
     place = SocketsJoined
     _always_direct = True
-
-
-class _Answers(Answers):
-    """They arrive while other things go on, each as it was when the server was asked."""
-
-    def __init__(self, waits: List[Callable[[], np.ndarray]], what: str, timeout_s: float) -> None:
-        self._waits, self._what, self._timeout_s = waits, what, timeout_s
-        self._answers: List[bytearray] = []
-        self.left = 1
-
-    def settle(self) -> None:
-        self.fetch()  # servers answer when they have laid it aside
-
-    def fetch(self) -> None:
-        if self.left:
-            with deadlines.waiting_for(self._what, self._timeout_s):
-                self._answers = [bytearray(wait()) for wait in self._waits]
-            self.left = 0

@@ -8,7 +8,7 @@ import os
 import threading
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Any, Callable, Deque, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Deque, Iterable, List, Optional
 
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
@@ -20,40 +20,33 @@ LOOKS = 60
 
 LOGGED = 10_000
 
-_idle: List["_Thread"] = []
-"""Of all stages. Threads are reused, since MXNet keeps 5 MB for each thread that ever computed."""
+_idle: List["SimpleQueue[Callable[[], None]]"] = []
+"""What idle threads wait for calls from, those of all stages. Threads are reused, since MXNet keeps 5 MB for each that
+ever computed. Python's own pool is none for calls that wait for each other: since 3.12 it may count a busy thread as
+idle."""
 os.register_at_fork(after_in_child=_idle.clear)
 
 
-class _Thread(threading.Thread):
-    """It calls what it is given, and waits for more.
-
-    Python's own pool is none for calls that wait for each other: since 3.12 it may count a busy thread as idle.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(name="kvstore-worker", daemon=True)
-        self.given: SimpleQueue[Tuple[Future[Any], Callable[[int], Any], int]] = SimpleQueue()
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            self._call(*self.given.get())
-
-    def _call(self, called: "Future[Any]", function: Callable[[int], Any], worker_rank: int) -> None:
-        result = function(worker_rank)
-        _idle.append(self)
-        called.set_result(result)
+def _serve(calls: "SimpleQueue[Callable[[], None]]") -> None:
+    while True:
+        calls.get()()
 
 
 def _begin(function: Callable[[int], Any], worker_rank: int) -> "Future[Any]":
     """Call `function`, which raises nothing, in a thread."""
     called: Future[Any] = Future()
     try:
-        thread = _idle.pop()
+        calls = _idle.pop()
     except IndexError:
-        thread = _Thread()
-    thread.given.put((called, function, worker_rank))
+        calls = SimpleQueue()
+        threading.Thread(target=_serve, args=(calls,), name="kvstore-worker", daemon=True).start()
+
+    def call() -> None:
+        result = function(worker_rank)
+        _idle.append(calls)
+        called.set_result(result)
+
+    calls.put(call)
     return called
 
 

@@ -50,8 +50,10 @@ class Parts(WeightsOnWorkers):
 
     def whole(self, bucket: Bucket, array: NDArray) -> np.ndarray:
         """Collective; every worker gets all of it."""
-        mine = super().whole(bucket, array)[:0 if bucket.id in self._no_part else None]
-        return self.sharded.gather(bucket, mine)
+        whole = np.zeros(bucket.size, np.float32)
+        if bucket.id not in self._no_part:
+            whole[self.sharded.part(bucket)] = super().whole(bucket, array)
+        return self.sharded.total(whole)
 
     def restore(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, object]) -> None:
         mine = self.sharded.part(bucket)

@@ -76,7 +76,7 @@ def bucketed(rounds: Rounds, name: str, own: np.ndarray, total: np.ndarray, nbyt
     def call() -> None:
         over = threading.Semaphore(0)
         for bucket in buckets:
-            rounds.begin(rounds.ask(Round, "a bucket", one), own[bucket], total[bucket], over.release)
+            rounds.begin(rounds.ask(Round("a bucket", one)), own[bucket], total[bucket], over.release)
         for _ in buckets:
             over.acquire()
     return call

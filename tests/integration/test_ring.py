@@ -46,7 +46,7 @@ def allreduce(rounds: Rounds, arrays: List[np.ndarray], name: str) -> List[np.nd
     """The sums of buckets that become ready in an order of this worker's own."""
     totals = [np.empty_like(array) for array in arrays]
     over = threading.Semaphore(0)
-    asked = [rounds.ask(Round, f"bucket {index}", codec(name)) for index in range(len(arrays))]
+    asked = [rounds.ask(Round(f"bucket {index}", codec(name))) for index in range(len(arrays))]
     for index in random.sample(range(len(arrays)), len(arrays)):
         rounds.begin(asked[index], arrays[index], totals[index], over.release)
     for _ in arrays:

@@ -110,7 +110,7 @@ class Hub:
         for number, ranks, total in self._sums.take():
             for rank in ranks:
                 if not self._joined[rank]:  # else the one before it has asked, and this host has not heard of its loss
-                    self._couriers[rank].send(SUM, numbered(number), total)
+                    self._couriers[rank].send(SUM, numbered(number), total.view(np.uint8))
 
     def _room(self, rank: int, connection: socket.socket, key: int, nbytes: int, sender_code: float) -> np.ndarray:
         if key < 0 and self._command is not None:

@@ -51,16 +51,13 @@ def _schedule() -> None:
     store = ctypes.c_void_p()
     for code in (library.MXKVStoreCreate(b"dist_async", ctypes.byref(store)),
                  library.MXKVStoreRunServer(store, None, None)):
+        why = library.MXGetLastError().decode() if code else ""
+        if "bind failed" in why:
+            address, port = os.environ.get("DMLC_PS_ROOT_URI"), os.environ.get("DMLC_PS_ROOT_PORT")
+            ending.die(f"port {port} of {address} is taken by another program; name another one with --port, or leave "
+                       "the option out and a free one is chosen", EXIT_FAILURE)
         if code:
-            _give_up(library.MXGetLastError().decode())
-
-
-def _give_up(why: str) -> None:
-    if "bind failed" in why:
-        address, port = os.environ.get("DMLC_PS_ROOT_URI"), os.environ.get("DMLC_PS_ROOT_PORT")
-        ending.die(f"port {port} of {address} is taken by another program; name another one with --port, or leave the "
-                   "option out and a free one is chosen", EXIT_FAILURE)
-    raise KVStoreError(f"MXNet's scheduler ended with an error: {why}")
+            raise KVStoreError(f"MXNet's scheduler ended with an error: {why}")
 
 
 def _library() -> Any:

@@ -44,8 +44,8 @@ def fatal(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments)
         except (ConfigError, DivergedError) as error:
             ending.die(str(error), EXIT_FAILURE)
-        except BaseException as error:  # nothing may pass through C++
-            ending.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+        except BaseException:  # nothing may pass through C++
+            ending.die(traceback.format_exc(), EXIT_FAILURE)
     return guarded
 
 
@@ -89,8 +89,11 @@ class Server:
             pulse.moved(pulse.at + 1)
 
     def _controller(self, head: int, body: bytes, _: Any) -> None:
+        self._command(body)
+
+    def _command(self, body: bytes) -> bytes:
         with self._serving():
-            self._carry_out(body)
+            return self._carry_out(body)
 
     def _carry_out(self, body: bytes) -> bytes:
         """What it answers is empty for most commands."""

@@ -4,7 +4,6 @@
 stores have different numbers. Commands come from workers, through `commands.Verifier` where there is a network.
 """
 import base64
-import io
 import json
 from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Tuple
 
@@ -41,16 +40,14 @@ MOST_WORKERS_IN_A_BEAT = 64
 class Entry:
     """One bucket of this server.
 
-    size          : how many of its floats are weights
-    modulus       : how its versions are counted
-    pushes_summed : how many workers' pushes MXNet has summed before `receive`
-    names         : its parameters
+    size         : how many of its floats are weights
+    asynchronous : whether `receive` gets each push by itself, or the sum of all workers'
+    names        : its parameters
     """
 
-    def __init__(self, size: int, optimizer: ImmediateOptimizer, rule: Rule, modulus: int, pushes_summed: int,
-                 names: Names) -> None:
-        self.size, self.optimizer, self.rule, self.modulus = size, optimizer, rule, modulus
-        self.pushes_summed, self.names = pushes_summed, names
+    def __init__(self, size: int, optimizer: ImmediateOptimizer, rule: Rule, asynchronous: bool, names: Names) -> None:
+        self.size, self.optimizer, self.rule, self.asynchronous, self.names = size, optimizer, rule, asynchronous, names
+        self.modulus, self.pushes_summed = (ASYNC_MODULUS, 1) if asynchronous else (SYNC_MODULUS, rule.num_workers)
         self._optimizer_began = self._rule_began = False
         self._resumed: Optional[Saved] = None  # the rule's, until it starts
         self.extra_arrays: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
@@ -146,7 +143,7 @@ class Shard:
         self.server_rank, self.num_workers, self._trusted = server_rank, num_workers, trusted
         self._entries: Dict[int, Entry] = {}
         self._opened: List[Dict[str, Any]] = []  # what stores have begun with
-        self._incoming = io.BytesIO()  # a saved state on its way in
+        self._incoming = bytearray()  # a saved state on its way in
         self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
         self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import,
                                                          "rest": self._rest}
@@ -169,7 +166,7 @@ class Shard:
         version, lr_high, lr_low, sender_code = floats.tolist()
         if sender_code != FETCH:
             header = Header(int(version), lr_high + lr_low, int(sender_code) - entry.pushes_summed)
-            if entry.modulus == ASYNC_MODULUS:
+            if entry.asynchronous:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)
         elif is_look(floats):
@@ -209,8 +206,7 @@ class Shard:
         for key, entry in mine.items():
             of_bucket = ImmediateOptimizer(built, key, entry["shape"])
             rule = made.rule(key, made.options, self.num_workers, of_bucket)
-            self._entries[key] = Entry(entry["size"], of_bucket, rule, ASYNC_MODULUS if made.asynchronous
-                                       else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers, entry["names"])
+            self._entries[key] = Entry(entry["size"], of_bucket, rule, made.asynchronous, entry["names"])
 
     def _use(self, optimizer: Dict[str, Any], buckets: Dict[str, Dict[str, Any]], **_: Any) -> None:
         """A store goes on with another optimizer, which has seen nothing yet."""
@@ -270,10 +266,10 @@ class Shard:
         """The next piece of a saved state; the last one puts it in place."""
         if server_rank != self.server_rank:
             return
-        self._incoming.write(base64.b64decode(piece))
+        self._incoming += base64.b64decode(piece)
         if last:
-            self.restore(from_bytes(self._incoming.getvalue()))
-            self._incoming = io.BytesIO()
+            self.restore(from_bytes(self._incoming))
+            self._incoming = bytearray()
 
     def restore(self, state: State) -> None:
         """Put back what `export` gave."""

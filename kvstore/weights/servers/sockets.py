@@ -89,10 +89,6 @@ class SocketServer(Server):
                         self._command)
         self.address = self._hub.address
 
-    def _command(self, body: bytes) -> bytes:
-        with self._serving():
-            return self._carry_out(body)
-
     def _begin(self, **_: List[int]) -> None:
         """Nothing is left to do."""
 

@@ -1,12 +1,11 @@
 """Sums over the workers, for things outside the training loop (`Transport.total`).
 
-On sockets a server answers (`OrderedSums`) when all have pushed. On ps-lite an asynchronous job needs `CollectiveSum`:
-in a synchronous one MXNet adds up and answers when all have pushed, but there it answers every push at once, so a
-worker asks again. Either is complete when every worker has pushed that the launcher has not given up
-(`environment.lost_workers`). Each key counts its rounds. Workers use two keys in turn, since one sum may still be read
-while the next one begins.
+A sum is complete when every worker has pushed its part that the launcher has not given up (`environment.lost_workers`).
+On sockets a server answers then. On ps-lite a synchronous job needs nothing of this: MXNet adds up and answers when all
+have pushed. In an asynchronous one it answers every push at once, so a worker asks again (`CollectiveSum`). There each
+key counts its rounds, and workers use two keys in turn, since one sum may still be read while the next one begins.
 """
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 import numpy as np
 
@@ -14,30 +13,7 @@ from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ProtocolError
 from kvstore.job import environment
-from kvstore.messages.header import FETCH, HEADER, NOT_YET
-
-
-class CollectiveSum:
-    """The server's side of one key."""
-
-    def __init__(self, num_workers: int) -> None:
-        self._all_workers = set(range(num_workers))
-        self._round = self._first_open = 0
-        self._added: Set[int] = set()
-
-    def receive(self, pushed: NDArray, stored: NDArray) -> None:
-        """Add the worker's part; a FETCH adds nothing. Then write the round, or NOT_YET, into `stored`."""
-        part, total = engine.memory(pushed), engine.memory(stored)
-        round_id, worker_rank = int(part[-HEADER]), int(part[-1])
-        if worker_rank != FETCH and round_id >= self._first_open:  # a worker given up may still speak, of an older one
-            if round_id != self._round:
-                self._round, self._added = round_id, set()
-                total[:] = 0
-            total[:-HEADER] += part[:-HEADER]
-            self._added.add(worker_rank)
-        complete = self._added >= self._all_workers or self._added >= self._all_workers - environment.lost_workers()
-        self._first_open = self._round + complete
-        total[-HEADER] = self._round if complete else NOT_YET
+from kvstore.messages.header import FETCH, HEADER
 
 
 class OrderedSums:
@@ -73,6 +49,21 @@ class OrderedSums:
                 return
             del self._parts[self._next]
             first, *others = sorted(parts)
-            total = sum((parts[rank] for rank in others), parts[first])
-            yield self._next, sorted(set(parts) - lost), total.view(np.uint8)
+            total: np.ndarray = sum((parts[rank] for rank in others), parts[first])
+            yield self._next, sorted(set(parts) - lost), total
             self._next += 1
+
+
+class CollectiveSum:
+    """The sums of one key of ps-lite."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._sums = OrderedSums(num_workers)
+
+    def receive(self, pushed: NDArray, stored: NDArray) -> None:
+        """Take the worker's part; a FETCH brings none. `stored` holds the last sum that is complete, and its round."""
+        part, told = engine.memory(pushed), engine.memory(stored)
+        if part[-1] != FETCH:
+            self._sums.add(int(part[-1]), int(part[-HEADER]), part[:-HEADER].copy())
+        for round_id, _, total in self._sums.take():
+            told[:-HEADER], told[-HEADER] = total, round_id

@@ -53,7 +53,7 @@ def ring(name: str, own: Sequence[np.ndarray]) -> Tuple[List[np.ndarray], int]:
     totals = [np.full_like(values, np.nan) for values in own]
 
     def messages(m: int) -> Messages:
-        round_ = Round(0, "a test", codec(name))
+        round_ = Round("a test", codec(name))
         round_.own, round_.total = own[m], totals[m]
         return round_.messages(m, p, (np.empty(room, np.uint8), np.empty(room, np.uint8)))
 

@@ -97,15 +97,15 @@ def test_an_asynchronous_hub_answers_each_push(hub: Hub) -> None:
     traffic = TrafficSettings(asynchronous=True, codec="float16", codec_weights="float16")
     hub.open({KEY: SIZE}, traffic)
     zeros = np.zeros(SIZE, np.float32)
-    client, answer = Client(hub, 1), CodedAnswer(traffic, zeros, alike=True)
+    client, answer = Client(hub, 1), CodedAnswer(traffic, zeros)
     client.ask(zeros.view(np.uint8), 0, 0, 0, BEGIN)
     client.answer()
     for count in (1, 2, 3):
         client.ask(CodedPush(traffic, SIZE).encode(zeros + 1), 0, 0, 0, 2)
-        answer.room(zeros, PUSHED)[:] = client.answer()[1]
-        seen = np.empty_like(zeros)
-        answer.decode(seen, PUSHED)
-        assert set(seen.tolist()) == {count}
+        message = np.append(zeros, PUSHED)
+        answer.room(message)[:] = client.answer()[1]
+        answer.decode(message, PUSHED)
+        assert set(message[:-HEADER].tolist()) == {count}
 
 
 def test_where_servers_have_rounds_a_push_is_answered_without_weights_and_who_asks_waits(hub: Hub) -> None:
@@ -262,13 +262,13 @@ def test_messages_that_cannot_be() -> None:
 
 def test_what_an_answer_leaves_out_is_in_the_next_one() -> None:
     traffic, w = TrafficSettings(codec_weights="quantize"), np.zeros(3, np.float32)
-    server, worker = CodedAnswer(traffic, w, alike=True), CodedAnswer(traffic, w, alike=True)
-    w, seen = np.array([1.0, 0.001, -0.3], np.float32), np.empty(3, np.float32)
+    server, worker = CodedAnswer(traffic, w), CodedAnswer(traffic, w)
+    w, message = np.array([1.0, 0.001, -0.3], np.float32), np.append(w, PUSHED)
     gaps = []
     for _ in range(4):
-        worker.room(seen, PUSHED)[:] = server.encode(w)
-        worker.decode(seen, PUSHED)
-        gaps.append(np.abs(seen - w).max())
+        worker.room(message)[:] = server.encode(w, PUSHED)
+        worker.decode(message, PUSHED)
+        gaps.append(np.abs(message[:-HEADER] - w).max())
     assert 1e-4 < gaps[0] < 1 / 254 and gaps[-1] < 1e-7
 
 

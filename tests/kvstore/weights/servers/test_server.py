@@ -19,7 +19,7 @@ from kvstore.messages.header import ANSWER_FLOATS, BEGIN, HEADER, Header
 from kvstore.messages.seam import TrafficSettings
 from kvstore.methods.sync import SyncRule
 from kvstore.optimizers.described import describe
-from kvstore.transports.pslite import Connection, ServerAnswers
+from kvstore.transports.pslite import Connection
 from kvstore.weights.servers import server
 from kvstore.weights.servers.server import Server
 from tests.kvstore.weights.servers.test_hub import KEY as BUCKET
@@ -109,7 +109,7 @@ def test_a_server_keeps_no_state_that_a_worker_has_taken() -> None:
     job = Job()
     job.open()
     job.push()
-    export = ServerAnswers(Place(job), "export", 600.0)
+    export = Place(job).answers("export", 600.0)
     assert sum(map(len, job.server._outgoing.values())) > 2 * 4 * SIZE
     export.read()
     assert not job.server._outgoing
@@ -121,9 +121,9 @@ def test_a_worker_may_ask_for_a_state_while_an_earlier_one_is_still_on_its_way()
     job.open()
     job.push()
     place = Place(job)
-    early = ServerAnswers(place, "export", 600.0)
+    early = place.answers("export", 600.0)
     job.push(versions=1)
-    late = ServerAnswers(place, "export", 600.0).read()
+    late = place.answers("export", 600.0).read()
     assert [state[BUCKET][1]["optimizer"]["count"] for state in (early.read(), late)] == [1, 2]
     assert not job.server._outgoing
 
