@@ -15,7 +15,7 @@ from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
 from kvstore.transports.rounds import on_ring
-from odsgd.virtual import layout
+from kvstore.transports.sizing import on_servers
 from odsgd.virtual.costs import NS, ns
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
@@ -110,8 +110,8 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     made, kind = method(options, cluster.workers), fit.transport_of(method, transport)
     fit.check(method, options, kind)
     layers, traffic = in_fragments(by_layer(parameters), method.fragments(options)), made.traffic(whole=False)
-    buckets = (layout.on_servers(layers, traffic, Keys(cluster.servers), cluster) if kind == "server" else
-               on_ring(layers, traffic, Keys(1), cluster.workers))
+    buckets = (on_servers(layers, traffic, Keys(cluster.servers), cluster.workers, cluster.round_pace)
+               if kind == "server" else on_ring(layers, traffic, Keys(1), cluster.workers))
     return made_by(cluster, method, options, buckets, layers, kind, traffic, slower)
 
 

@@ -12,7 +12,7 @@ from kvstore.messages.buckets import Parameter
 from kvstore.messages.header import Header
 from kvstore.methods.contract import Method
 from kvstore.methods.sync import SSGD, SyncRule
-from odsgd.virtual import layout, times
+from odsgd.virtual import times
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import Draws, VirtualCluster, checksum, of
 from odsgd.virtual.exact import Simulation
@@ -277,7 +277,7 @@ def test_the_pace_of_a_round_follows_from_the_description(placement: str, receiv
                                 "server": {"message": 0, "receive": receive, "update": "1.0s"}}
     cluster = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **settings})
     nbytes = 4 * (FLOATS + 4)
-    assert per_iteration("ssgd", **settings) == pytest.approx(nbytes * layout.round_pace(cluster), rel=1e-3)
+    assert per_iteration("ssgd", **settings) == pytest.approx(nbytes * cluster.round_pace(), rel=1e-3)
 
 
 class LooksAtAll(SyncRule):
