@@ -3,7 +3,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from odsgd.lab.bench.systems import OURS, System
 from odsgd.virtual.description import PAYLOAD, VirtualCluster
@@ -54,17 +54,13 @@ def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence
     """In what a cluster, a model and systems lie outside of what was checked."""
     links = (cluster.links, *cluster.hosts.values())
     goodputs, latency_ms = [link.goodput for link in links], 1000 * max(link.latency for link in links)
-    checked = CHECKED["workers"]
-    found = []
-    if not checked[0] <= workers <= checked[1]:
-        found.append(f"{workers} workers (checked: {checked[0]} to {checked[1]})")
-    checked = CHECKED["floats"]
-    if not checked[0] <= floats <= checked[1]:
-        found.append(f"{_millions(floats)} parameters (checked: {_millions(checked[0])} to {_millions(checked[1])})")
-    checked = [PAYLOAD * rate * 1e6 / 8 for rate in CHECKED["rate_mbit"]]
-    if not checked[0] <= min(goodputs) <= max(goodputs) <= checked[1]:
-        found.append(f"links of {_gbit(min(goodputs))} to {_gbit(max(goodputs))} (checked: {_gbit(checked[0])} to "
-                     f"{_gbit(checked[1])})")
+    ranges: List[Tuple[str, Sequence[float], Sequence[float], Callable[[float], str]]] = [
+        (f"{workers} workers", [workers], CHECKED["workers"], str),
+        (f"{_millions(floats)} parameters", [floats], CHECKED["floats"], _millions),
+        (f"links of {_gbit(min(goodputs))} to {_gbit(max(goodputs))}", goodputs,
+         [PAYLOAD * rate * 1e6 / 8 for rate in CHECKED["rate_mbit"]], _gbit)]
+    found = [f"{what} (checked: {text(least)} to {text(most)})" for what, values, (least, most), text in ranges
+             if not least <= min(values) <= max(values) <= most]
     if latency_ms > CHECKED["latency_ms"][1]:
         found.append(f"a latency of {latency_ms:.3g} ms (checked: to {CHECKED['latency_ms'][1]:g} ms)")
     if cluster.hosts:

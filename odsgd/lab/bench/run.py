@@ -13,7 +13,7 @@ from kvstore.errors import ConfigError
 from odsgd.lab import processes
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, ComputingTime
-from odsgd.lab.bench.systems import FOREIGN, System
+from odsgd.lab.bench.systems import FOREIGN, STOCK, System
 from odsgd.report.runs import events_of
 
 LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
@@ -126,7 +126,7 @@ def job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: i
         flags = ["-n", str(workers), "-s", system.servers or "0", *place.flags, "--startup-timeout", "0",
                  "--store", "none", "--env", "OMP_NUM_THREADS:1", "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
         flags += ["--wire", system.wire] if system.servers else []
-        for variable, value in system.env.items():
+        for variable, value in STOCK.get(system.name, {}).items():
             flags += ["--env", f"{variable}:{value}"]
         spec = Path(folder, "spec.json")
         spec.write_text(json.dumps({

@@ -72,10 +72,6 @@ class System:
     def stock(self) -> bool:
         return self.name in STOCK
 
-    @property
-    def env(self) -> Dict[str, str]:
-        return STOCK.get(self.name, {})
-
     def extra_hosts(self) -> int:
         """Hosts it needs beside the workers'."""
         return 0 if self.servers is None or self.servers == AUTO else int(self.servers)
