@@ -5,8 +5,7 @@
 """
 import collections
 import math
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 from kvstore import methods
 from kvstore.errors import ConfigError
@@ -29,8 +28,7 @@ BUSIEST = 0.99
 """The largest share of the hosts' cores at work; where more is asked of them, they are the bound themselves."""
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """How long the iterations of a job took.
 
     iteration : seconds of one iteration of a worker, the mean over workers and the iterations that count
@@ -40,8 +38,8 @@ class Pace:
     """
 
     iteration: float
-    staleness: Dict[int, int] = field(default_factory=dict)
-    loads: Dict[str, float] = field(default_factory=dict)
+    staleness: Dict[int, int]
+    loads: Dict[str, float]
 
 
 def layers(sizes: Mapping[str, int]) -> List[Parameter]:
@@ -68,7 +66,7 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
     def found(slower: float) -> Pace:
         job = simulation(cluster, method, checked, parameters, transport, slower=slower)
         bounds = loads(job, range(warm_up + 1, warm_up + period + 1))
-        iteration = pace(job, warm_up + counted, warm_up, period).iteration
+        iteration = iteration_s(job, warm_up + counted, warm_up, period)
         updates = cluster.workers if job.quorum else averaged
         return Pace(iteration, staleness(job.order.values(), every, updates, warm_up, job.quorum), bounds)
 
@@ -113,8 +111,8 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     return made_by(cluster, method, options, buckets, layers, kind, traffic, slower)
 
 
-def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:
-    """Let every worker carry out this number of iterations; one that waits for nobody goes on until all have.
+def iteration_s(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> float:
+    """Seconds of an iteration: let every worker carry out so many; one that waits for nobody goes on until all have.
 
     What counts is a multiple of `period` of each worker, and in an asynchronous job while all are at work and warm.
     """
@@ -143,7 +141,7 @@ def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int 
         together = [time for time in times if warm <= time <= end]
         own = simulation.synchronous or len(together) <= period
         rates.append(_rate(times[warm_up:iterations + 1] if own else together, period))
-    return Pace(simulation.num_workers / sum(rates))
+    return simulation.num_workers / sum(rates)
 
 
 def _rate(over: Sequence[float], period: int) -> float:

@@ -35,7 +35,7 @@ def job(store: str, layers: int = 1, options: Any = None, made_by: Type[Simulati
 
 
 def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
-    return times.pace(job(store, **settings), iterations, warm_up=4).iteration
+    return times.iteration_s(job(store, **settings), iterations, warm_up=4)
 
 
 def paces(store: str, transport: str, options: Any, **cluster: Any) -> float:
