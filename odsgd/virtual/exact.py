@@ -40,7 +40,7 @@ from kvstore.transports import sizing
 from odsgd.virtual.costs import Costs, Links
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.passes import PassTimes
-from odsgd.virtual.programs import Op, Program, Programs
+from odsgd.virtual.programs import Op, Program, by_worker
 
 START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)
 """Kinds of events; of events at equal times the smaller kind comes first."""
@@ -126,7 +126,7 @@ class Simulation:
         window = None  # no bound
         if not (self._ring or traffic.asynchronous):
             window = sizing.window_nbytes(sum(parameter.size for parameter in parameters), traffic.waits)
-        self.programs = Programs(method, options, cluster.workers, buckets, self._ring, window)
+        self.programs = by_worker(method, options, cluster.workers, buckets, self._ring, window)
         self.costs = Costs(cluster, method, self.buckets, traffic.codec, transport, slower)
         self.links = Links(cluster, self.buckets, traffic, slower)
         B, rounds, own = len(self.buckets), self.quorum > 0, traffic.own_connections
@@ -173,7 +173,8 @@ class Simulation:
         workers = self._workers
         assert all(worker.resting and not worker.begun for worker in workers), \
             "a worker waits for an answer that nobody gives"
-        self.programs.forget(min(worker.done for worker in workers))
+        for programs in set(self.programs):
+            programs.forget(min(worker.done for worker in workers))
         now = max(*map(self._last, workers), *self._server_free, self._ring_free, *self.links.free)
         for worker in workers:
             worker.resting, worker.computed, worker.weights = False, now, [now] * len(self.buckets)
@@ -216,7 +217,7 @@ class Simulation:
         worker = self._workers[m]
         t = worker.begun[0]
         _, _, worker.grads, worker.computed = self.passes.times(m, t, worker.computed, worker.weights)
-        worker.busy, worker.program = len(self.buckets), self.programs.of(t, m)
+        worker.busy, worker.program = len(self.buckets), self.programs[m].of(t)
         self._next_gradients(worker, 0)
 
     def _next_gradients(self, worker: WorkerTimes, group: int) -> None:

@@ -19,6 +19,7 @@ from odsgd.virtual.costs import NS, ns
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
 from odsgd.virtual.fast import FastSimulation
+from odsgd.virtual.programs import Programs
 
 ITERATIONS, WARM_UP = 16, 4
 
@@ -192,8 +193,10 @@ def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged:
 
 def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
     """Seconds per iteration, the mean over these iterations, of a job that has not begun."""
-    costs, alike = job.costs, job.programs.alike()
-    each = [_counts(job, ranks[0], iterations) for ranks in alike]
+    costs, by_programs = job.costs, collections.defaultdict(list)  # workers
+    for m, programs in enumerate(job.programs):
+        by_programs[programs].append(m)
+    alike, each = list(by_programs.values()), [_counts(programs, iterations) for programs in by_programs]
     asked = [[count["exchange"] + count["fetch"] for count in counts] for counts in each]
     sums = [count["sum"] for count in each[0]]  # on a ring all are alike
     server = [0] * max(job.cluster.servers, 1)
@@ -216,11 +219,11 @@ def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
     return {"passes": job.passes.mean(job.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
 
 
-def _counts(job: Simulation, worker_rank: int, iterations: Sequence[int]) -> List[Dict[str, int]]:
+def _counts(programs: Programs, iterations: Sequence[int]) -> List[Dict[str, int]]:
     """Of each bucket, how often a worker does what; `update`: sums that U follows."""
-    job.programs.of(1, worker_rank)
-    return [collections.Counter(what for t in iterations for op in job.programs.of(t, worker_rank)[b]
-                                for what in [op.what] + ["update"] * op.update) for b in range(len(job.buckets))]
+    programs.of(1)
+    return [collections.Counter(what for ops in of_bucket for op in ops for what in [op.what] + ["update"] * op.update)
+            for of_bucket in zip(*map(programs.of, iterations))]
 
 
 def _links(job: Simulation, alike: Sequence[Sequence[int]], each: Sequence[Sequence[Dict[str, int]]]) -> Dict[str, int]:

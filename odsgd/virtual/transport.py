@@ -88,7 +88,7 @@ class VirtualStage(Stage):
         assert self.simulation is not None
         self._ends(worker_rank)
         self._iterating[worker_rank] = t
-        program = self.simulation.programs.of(t, worker_rank)
+        program = self.simulation.programs[worker_rank].of(t)
         self._due[worker_rank] = {bucket.id: iter(ops) for bucket, ops in zip(self.simulation.buckets, program)}
         self.simulation.begin(worker_rank, t)
 
