@@ -255,7 +255,7 @@ class VirtualCluster(_Checked):
 
     def link(self, host: int) -> Link:
         """The link of a host."""
-        return self.hosts.get(self.host_names()[host], self.links) if self.hosts else self.links
+        return self.hosts.get(f"worker{host}" if host < self.workers else f"server{host - self.workers}", self.links)
 
 
 PARTS: Dict[str, Type[Any]] = {"compute": LayerTimes, "links": Link, "racks": Rack, "worker": WorkerCost,
