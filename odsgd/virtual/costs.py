@@ -1,6 +1,5 @@
 """How long processors, servers, links and rings take for each bucket, and which links a message passes."""
-import functools
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.codecs import codec
@@ -92,13 +91,16 @@ class Links:
         self.sent = [ns(per_byte * n) for n in pushes]
         blocks = [there.nbytes(-(-bucket.size // cluster.workers)) for bucket in buckets]
         self.summed = [ns(per_byte * 2 * (cluster.workers - 1) * cluster.workers * n) for n in blocks]
+        self._ways: Dict[Tuple[int, int], Tuple[List[int], int]] = {}
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019  as long as a run
     def way(self, m: int, server_rank: int) -> Tuple[List[int], int]:
         """The links from a worker to a server and back, and how many of them lead there."""
-        server = self._cluster.host_of_server(server_rank)
-        there = self._links(m, server)
-        return there + self._links(server, m), len(there)
+        known = self._ways.get((m, server_rank))
+        if known is None:
+            server = self._cluster.host_of_server(server_rank)
+            there = self._links(m, server)
+            known = self._ways[m, server_rank] = there + self._links(server, m), len(there)
+        return known
 
     def _links(self, source: int, target: int) -> List[int]:
         if source == target:
