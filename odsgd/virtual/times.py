@@ -180,8 +180,8 @@ def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged:
                     taus[version - seen[m]] += 1
                 pushed += 1
                 members.add(m)
-            ends = quorum and fetches and m in members and len(members) >= quorum
-            if ends or (len(members) if quorum else pushed) == averaged:
+            there = len(members) if quorum else pushed
+            if there == averaged or (quorum and fetches and m in members and there >= quorum):
                 version, pushed, members = version + 1, 0, set()
             if fetches:
                 seen[m] = version
