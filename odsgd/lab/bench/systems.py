@@ -34,7 +34,8 @@ AUTO = "auto"
 OURS = {name: method for name, method in METHODS.items() if method.transports != ("process",)}
 
 OPTIONS: Dict[str, List[str]] = {
-    **{name: [*method.option_names(), *["transport"][len(method.transports) == 1:]] for name, method in OURS.items()},
+    **{name: [*method.option_names(), *(["transport"] if len(method.transports) > 1 else [])]
+       for name, method in OURS.items()},
     **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"], HOROVOD: []}
 
 
