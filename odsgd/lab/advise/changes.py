@@ -54,8 +54,7 @@ def _servers(system: System) -> str:
 def faster(cluster: VirtualCluster) -> Dict[str, VirtualCluster]:
     """What could be twice as fast, and the cluster where it is."""
     compute, racks = cluster.compute, cluster.racks
-    accelerator = dataclasses.replace(compute, iteration=Quantity(compute.iteration / 2), layers={
-        name: (Quantity(forward / 2), Quantity(backward / 2)) for name, (forward, backward) in compute.layers.items()})
+    accelerator = dataclasses.replace(compute, iteration=Quantity(compute.iteration / 2))
     uplinks = racks and dataclasses.replace(racks, goodput=Quantity(2 * racks.goodput))
     return {"twice the goodput of all links": dataclasses.replace(_linked(cluster, goodput=2.0), racks=uplinks),
             "half the latency of all links": _linked(cluster, latency=0.5),
