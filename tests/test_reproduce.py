@@ -46,7 +46,7 @@ items:
     cells:
       asgd: {label: ASGD, paper: {accuracy: 99}}
       ssgd: {label: SSGD, options: {kvstore: ssgd}}
-    pictures: [{kind: curve, x: hours}, {kind: histogram, cells: [asgd]}, {kind: bars}]
+    pictures: [{kind: curve, x: seconds}, {kind: histogram, cells: [asgd]}, {kind: bars}]
     claims:
       learns: {says: "It learns.", where: "1", tests: [{of: asgd.accuracy, above: 50}]}
       same: {says: "Both the same.", where: "2", tests: [{of: asgd.accuracy, minus: ssgd.accuracy, below: 30}]}
@@ -849,7 +849,7 @@ def test_a_curve_over_time_is_the_mean_of_its_seeds_at_the_epochs_that_all_have(
         pictures._curves(axes, trial.item, trial.item.pictures[0], {"asgd": "ASGD"}, {"asgd": seeds},
                          {"ASGD": ("C0", "-")})
         line = axes.lines[0]
-        assert list(line.get_xdata()) == pytest.approx([0.02, 0.04])  # hours: means of 36 and 108 s, of 72 and 216 s
+        assert list(line.get_xdata()) == pytest.approx([72, 144])  # means of 36 and 108 s, of 72 and 216 s
         assert list(line.get_ydata()) == pytest.approx([60, 80])
 
 

@@ -235,6 +235,18 @@ class VirtualCluster(_Checked):
         """The number of a server's host."""
         return self.workers + server_rank if self.placement == "apart" else server_rank
 
+    def round_pace(self) -> float:
+        """What `kvstore.transports.sizing.measured_pace` measures: seconds that a round of a server takes for each byte
+        of a worker's message.
+
+        All workers' messages share the link of the server, each way, and its thread, which receives while others come.
+        """
+        host = self.host_of_server(0)
+        away, link, receive = self.workers - (host < self.workers), 1e6 / self.link(host).goodput, self.server.receive
+        first = link if away == self.workers else 0.0
+        there = max(away * link + receive, first + self.workers * receive)
+        return (there + self.server.update + away * link) / 1e6
+
     def check_transport(self, transport: str) -> None:
         """ConfigError for a kind of transport whose times nothing here tells."""
         if transport not in TRANSPORTS:
@@ -243,7 +255,7 @@ class VirtualCluster(_Checked):
 
     def link(self, host: int) -> Link:
         """The link of a host."""
-        return self.hosts.get(self.host_names()[host], self.links) if self.hosts else self.links
+        return self.hosts.get(f"worker{host}" if host < self.workers else f"server{host - self.workers}", self.links)
 
 
 PARTS: Dict[str, Type[Any]] = {"compute": LayerTimes, "links": Link, "racks": Rack, "worker": WorkerCost,

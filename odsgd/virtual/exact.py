@@ -40,7 +40,7 @@ from kvstore.transports import sizing
 from odsgd.virtual.costs import Costs, Links
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.passes import PassTimes
-from odsgd.virtual.programs import Op, Program, Programs
+from odsgd.virtual.programs import Op, Program, by_worker
 
 START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)
 """Kinds of events; of events at equal times the smaller kind comes first."""
@@ -126,7 +126,7 @@ class Simulation:
         window = None  # no bound
         if not (self._ring or traffic.asynchronous):
             window = sizing.window_nbytes(sum(parameter.size for parameter in parameters), traffic.waits)
-        self.programs = Programs(method, options, cluster.workers, buckets, self._ring, window)
+        self.programs = by_worker(method, options, cluster.workers, buckets, self._ring, window)
         self.costs = Costs(cluster, method, self.buckets, traffic.codec, transport, slower)
         self.links = Links(cluster, self.buckets, traffic, slower)
         B, rounds, own = len(self.buckets), self.quorum > 0, traffic.own_connections
@@ -135,7 +135,8 @@ class Simulation:
         self.passes = PassTimes(cluster, self.buckets, parameters)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
-        self._workers = [WorkerTimes(m, self._lanes(m)) for m in range(self.num_workers)]
+        self._workers = [WorkerTimes(m, [LaneTimes(b, *self.links.way(m, bucket.server_rank))
+                                         for b, bucket in enumerate(self.buckets)]) for m in range(self.num_workers)]
         self._open = set(range(self.num_workers))  # workers that may begin something that they have not told yet
         self._server_free = [0] * cluster.servers
         self._came: List[List[int]] = [[] for _ in buckets]  # by bucket: workers of this round, in the order they came
@@ -145,9 +146,6 @@ class Simulation:
         self._now = 0
         self._until: float = 0  # events that may be carried out are earlier
         self._pauses = False    # when a question has reached an asynchronous server's rule
-
-    def _lanes(self, m: int) -> List[LaneTimes]:
-        return [LaneTimes(b, *self.links.way(m, bucket.server_rank)) for b, bucket in enumerate(self.buckets)]
 
     # --- what the workers tell and ask ------------------------------------------------------------------------------
 
@@ -175,7 +173,8 @@ class Simulation:
         workers = self._workers
         assert all(worker.resting and not worker.begun for worker in workers), \
             "a worker waits for an answer that nobody gives"
-        self.programs.forget(min(worker.done for worker in workers))
+        for programs in set(self.programs):
+            programs.forget(min(worker.done for worker in workers))
         now = max(*map(self._last, workers), *self._server_free, self._ring_free, *self.links.free)
         for worker in workers:
             worker.resting, worker.computed, worker.weights = False, now, [now] * len(self.buckets)
@@ -218,7 +217,7 @@ class Simulation:
         worker = self._workers[m]
         t = worker.begun[0]
         _, _, worker.grads, worker.computed = self.passes.times(m, t, worker.computed, worker.weights)
-        worker.busy, worker.program = len(self.buckets), self.programs.of(t, m)
+        worker.busy, worker.program = len(self.buckets), self.programs[m].of(t)
         self._next_gradients(worker, 0)
 
     def _next_gradients(self, worker: WorkerTimes, group: int) -> None:
@@ -307,10 +306,8 @@ class Simulation:
         lane.sent, lane.back = (lane.b + more for more in self.sizes.get(op.what, (0, 0)))
         if op.what == "sum":
             self._part(leaves, worker.rank, lane.b, op.number, op.update)
-        elif lane.way:
-            self._to_link(leaves, worker.rank, lane.b, 0, 0)
-        else:  # the server is on the worker's host
-            self._agenda.push((leaves, HANDLE, worker.rank, lane.b, 0, 0))
+        else:  # without a way the server is on the worker's host
+            self._to_queue(leaves, PASS if lane.way else HANDLE, worker.rank, lane.b)
 
     def _arrived(self, time: int, m: int, b: int, number: int, update: int) -> None:
         """An answer is at its worker, and on a ring U follows, which takes `update`."""
@@ -341,9 +338,9 @@ class Simulation:
 
     # --- links and servers ------------------------------------------------------------------------------------------
 
-    def _to_link(self, time: int, m: int, b: int, hop: int, end: int) -> None:
-        """A message comes to a link of its way."""
-        self._agenda.push((time, PASS, m, b, hop, end))
+    def _to_queue(self, time: int, what: int, m: int, b: int, hop: int = 0, end: int = 0) -> None:
+        """A message comes to a link of its way, a push to its server's thread, or an answer to where it leaves."""
+        self._agenda.push((time, what, m, b, hop, end))
 
     def _pass(self, time: int, m: int, b: int, hop: int, end: int) -> None:
         """A message is at the hop-th link of its way, and its last byte will be there at `end`."""
@@ -356,18 +353,14 @@ class Simulation:
             end = passed
         hop += 1
         if hop == lane.there:
-            self._to_server(end, m, b)
+            self._to_queue(end, HANDLE, m, b)
         elif hop == len(lane.way):
             self._agenda.push((end, ARRIVED, m, b, 0, 0))
         else:
-            self._to_link(begins + links.latency[link], m, b, hop, end + links.latency[link])
-
-    def _to_server(self, time: int, m: int, b: int) -> None:
-        """The last byte of a push comes to its server's thread."""
-        self._agenda.push((time, HANDLE, m, b, 0, 0))
+            self._to_queue(begins + links.latency[link], PASS, m, b, hop, end + links.latency[link])
 
     def _handle(self, time: int, m: int, b: int, number: int, end: int) -> None:
-        """A push is at its server's thread."""
+        """A push is at its server's thread, with its last byte."""
         server = self.buckets[b].server_rank
         free = self._server_free[server]
         over = self._server_free[server] = (time if time > free else free) + self.costs.receive[b]
@@ -381,11 +374,7 @@ class Simulation:
             if self._pauses:
                 self._until = 0
         over = self._server_free[server] = over + self.costs.update[b]
-        self._to_answer(over, m, b)
-
-    def _to_answer(self, time: int, m: int, b: int) -> None:
-        """The server's thread is through with an update at `time`."""
-        self._agenda.push((time, ANSWER, m, b, 0, 0))
+        self._to_queue(over, ANSWER, m, b)
 
     def _answer(self, time: int, m: int, b: int, number: int, end: int) -> None:
         """An answer leaves for a worker, or the answers of a round leave for all workers."""
@@ -413,7 +402,7 @@ class Simulation:
     def _post(self, workers: Sequence[int], b: int, times: Sequence[int], end: int) -> None:
         """Answers come to the link behind the server's: their first bytes at `times`, the last ones all at `end`."""
         for m, there in zip(workers, times):
-            self._to_link(there, m, b, self._workers[m].lanes[b].there + 1, end)
+            self._to_queue(there, PASS, m, b, self._workers[m].lanes[b].there + 1, end)
 
     # --- sums -------------------------------------------------------------------------------------------------------
 

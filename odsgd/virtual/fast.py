@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from odsgd.virtual.costs import Costs, Links
 from odsgd.virtual.description import VirtualCluster
-from odsgd.virtual.exact import ARRIVED, GRADIENTS, PASS, Agenda, Event, Simulation, WorkerTimes
+from odsgd.virtual.exact import ANSWER, ARRIVED, GRADIENTS, HANDLE, PASS, Agenda, Event, Simulation, WorkerTimes
 
 MOST_BUCKETS = 2 ** 20
 """More than numbers for buckets (`Keys.LIMIT`)."""
@@ -58,26 +58,18 @@ class FastSimulation(Simulation):
 
     # --- at once ----------------------------------------------------------------------------------------------------
 
-    def _to_link(self, time: int, m: int, b: int, hop: int, end: int) -> None:
-        """A link with one feeder gets messages in the order in which they leave it, so the next one is this one."""
-        if self._link_at_once[self._workers[m].lanes[b].way[hop]]:
+    def _to_queue(self, time: int, what: int, m: int, b: int, hop: int = 0, end: int = 0) -> None:
+        """What has one feeder comes in the order in which it leaves there, so the next one is this one: at a link, at a
+        server's thread, and behind that thread, where it is the one feeder of its host's link.
+        """
+        if what == PASS and self._link_at_once[self._workers[m].lanes[b].way[hop]]:
             self._pass(time, m, b, hop, end)
-        else:
-            self._agenda.push((time, PASS, m, b, hop, end))
-
-    def _to_server(self, time: int, m: int, b: int) -> None:
-        """The same at a server's thread."""
-        if self._push_at_once[b]:
+        elif what == HANDLE and self._push_at_once[b]:
             self._handle(time, m, b, 0, 0)
-        else:
-            super()._to_server(time, m, b)
-
-    def _to_answer(self, time: int, m: int, b: int) -> None:
-        """The same where the server's thread is the one feeder of its host's link."""
-        if self._answer_at_once[b]:
+        elif what == ANSWER and self._answer_at_once[b]:
             self._answer(time, m, b, 0, 0)
         else:
-            super()._to_answer(time, m, b)
+            self._agenda.push((time, what, m, b, hop, end))
 
     # --- answers ----------------------------------------------------------------------------------------------------
 

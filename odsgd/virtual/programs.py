@@ -39,11 +39,14 @@ Program = List[List[Op]]
 
 
 class Programs:
-    """The programs of a job, by worker.
+    """The programs of workers whose turns come alike, iteration after iteration.
+
+    The first iteration asked for is the first that is let run; what a resumed job asked for before has been answered.
 
     Parameters
     ----------
-    method, options, num_workers : of the job
+    method, num_workers : of the job
+    options : of these workers (`Method.of_worker`)
     buckets : in the order in which they are iterated
     ring : whether workers add, or ask servers
     window_nbytes : how many bytes of a synchronous job may be in flight to one server; None: no bound
@@ -51,57 +54,42 @@ class Programs:
 
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  ring: bool, window_nbytes: Optional[float] = None) -> None:
-        own = [method.of_worker(options, rank) for rank in range(num_workers)]
-        self._kinds = {each: _ProgramsOfAKind(method, each, num_workers, buckets, ring, window_nbytes)
-                       for each in set(own)}
-        self._by_rank = [self._kinds[each] for each in own]
-
-    def of(self, t: int, worker_rank: int = 0) -> Program:
-        return self._by_rank[worker_rank].of(t)
-
-    def alike(self) -> List[List[int]]:
-        """The workers of each kind, by rank."""
-        return [[m for m, own in enumerate(self._by_rank) if own is kind] for kind in self._kinds.values()]
-
-    def arrays(self) -> int:
-        """How many arrays as long as its bucket a worker of the method keeps; answers in flight are not its own."""
-        worker = self._by_rank[0].workers[0]
-        kept = [getattr(worker, name) for name in worker.arrays]
-        return sum(len(value) if isinstance(value, list) else value is not None for value in kept
-                   if not isinstance(value, deque))
-
-    def forget(self, t: int) -> None:
-        """Iterations up to `t` are over."""
-        for kind in self._kinds.values():
-            kind.made = {number: program for number, program in kind.made.items() if number > t}
-
-
-class _ProgramsOfAKind:
-    """The programs of workers whose turns come alike, iteration after iteration.
-
-    The first iteration asked for is the first that is let run; what a resumed job asked for before has been answered.
-    """
-
-    def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
-                 ring: bool, window_nbytes: Optional[float]) -> None:
         self._method, self._options = method, options
         self._holder = recorder(buckets, ring, engine.zeros(1), window_nbytes)
-        self._next, self.made = 0, {}  # type: int, Dict[int, Program]
-        self.workers = [recorded(method, options, num_workers, bucket, self._holder, engine.zeros(1), ring)
-                        for bucket in buckets]
+        self._next, self._made = 0, {}  # type: int, Dict[int, Program]
+        self._workers = [recorded(method, options, num_workers, bucket, self._holder, engine.zeros(1), ring)
+                         for bucket in buckets]
 
     def of(self, t: int) -> Program:
         self._next = self._next or t
         while self._next <= t:
-            self.made[self._next] = [self._record(worker, self._next) for worker in self.workers]
+            self._made[self._next] = [self._record(worker, self._next) for worker in self._workers]
             self._next += 1
-        return self.made[t]
+        return self._made[t]
+
+    def forget(self, t: int) -> None:
+        """Iterations up to `t` are over."""
+        self._made = {number: program for number, program in self._made.items() if number > t}
+
+    def arrays(self) -> int:
+        """How many arrays as long as its bucket a worker of the method keeps; answers in flight are not its own."""
+        kept = [getattr(self._workers[0], name) for name in self._workers[0].arrays]
+        return sum(len(value) if isinstance(value, list) else value is not None for value in kept
+                   if not isinstance(value, deque))
 
     def _record(self, worker: Worker, t: int) -> List[Op]:
         self._holder.ops = [Op("step")] if self._method.takes == "weights" else []  # the trainer's optimizer's
         if self._method.due(self._options, t, worker.bucket.first.fragment):
             worker.iterate(engine.zeros(1), Step(t, LR, LR))
         return self._holder.ops
+
+
+def by_worker(method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket], ring: bool,
+              window_nbytes: Optional[float]) -> List[Programs]:
+    """The programs of each worker of a job; those whose turns come alike share them."""
+    own = [method.of_worker(options, rank) for rank in range(num_workers)]
+    kinds = {each: Programs(method, each, num_workers, buckets, ring, window_nbytes) for each in set(own)}
+    return [kinds[each] for each in own]
 
 
 class _Stepped(Update):

@@ -5,8 +5,7 @@
 """
 import collections
 import math
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 from kvstore import methods
 from kvstore.errors import ConfigError
@@ -15,11 +14,12 @@ from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
 from kvstore.transports.rounds import on_ring
-from odsgd.virtual import layout
+from kvstore.transports.sizing import on_servers
 from odsgd.virtual.costs import NS, ns
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
 from odsgd.virtual.fast import FastSimulation
+from odsgd.virtual.programs import Programs
 
 ITERATIONS, WARM_UP = 16, 4
 
@@ -29,8 +29,7 @@ BUSIEST = 0.99
 """The largest share of the hosts' cores at work; where more is asked of them, they are the bound themselves."""
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """How long the iterations of a job took.
 
     iteration : seconds of one iteration of a worker, the mean over workers and the iterations that count
@@ -40,8 +39,8 @@ class Pace:
     """
 
     iteration: float
-    staleness: Dict[int, int] = field(default_factory=dict)
-    loads: Dict[str, float] = field(default_factory=dict)
+    staleness: Dict[int, int]
+    loads: Dict[str, float]
 
 
 def layers(sizes: Mapping[str, int]) -> List[Parameter]:
@@ -68,11 +67,9 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
     def found(slower: float) -> Pace:
         job = simulation(cluster, method, checked, parameters, transport, slower=slower)
         bounds = loads(job, range(warm_up + 1, warm_up + period + 1))
-        iteration = pace(job, warm_up + counted, warm_up, period).iteration
-        orders = job.order.values()
-        taus = (of_rounds(orders, every[0], job.quorum, cluster.workers, warm_up) if job.quorum else
-                staleness(orders, every, averaged, warm_up))
-        return Pace(iteration, taus, bounds)
+        iteration = iteration_s(job, warm_up + counted, warm_up, period)
+        updates = cluster.workers if job.quorum else averaged
+        return Pace(iteration, staleness(job.order.values(), every, updates, warm_up, job.quorum), bounds)
 
     return found(1.0) if cluster.cores is None else _shared(found, cluster.cores)
 
@@ -110,13 +107,13 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     made, kind = method(options, cluster.workers), fit.transport_of(method, transport)
     fit.check(method, options, kind)
     layers, traffic = in_fragments(by_layer(parameters), method.fragments(options)), made.traffic(whole=False)
-    buckets = (layout.on_servers(layers, traffic, Keys(cluster.servers), cluster) if kind == "server" else
-               on_ring(layers, traffic, Keys(1), cluster.workers))
+    buckets = (on_servers(layers, traffic, Keys(cluster.servers), cluster.workers, cluster.round_pace)
+               if kind == "server" else on_ring(layers, traffic, Keys(1), cluster.workers))
     return made_by(cluster, method, options, buckets, layers, kind, traffic, slower)
 
 
-def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:
-    """Let every worker carry out this number of iterations; one that waits for nobody goes on until all have.
+def iteration_s(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> float:
+    """Seconds of an iteration: let every worker carry out so many; one that waits for nobody goes on until all have.
 
     What counts is a multiple of `period` of each worker, and in an asynchronous job while all are at work and warm.
     """
@@ -145,7 +142,7 @@ def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int 
         together = [time for time in times if warm <= time <= end]
         own = simulation.synchronous or len(together) <= period
         rates.append(_rate(times[warm_up:iterations + 1] if own else together, period))
-    return Pace(simulation.num_workers / sum(rates))
+    return simulation.num_workers / sum(rates)
 
 
 def _rate(over: Sequence[float], period: int) -> float:
@@ -157,66 +154,49 @@ def _rate(over: Sequence[float], period: int) -> float:
     return count / (over[count] - over[0])
 
 
-def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged: int, warm_up: int) -> Dict[int, int]:
+def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged: int, warm_up: int, quorum: int = 0
+              ) -> Dict[int, int]:
     """Updates by others between a worker's question and its next push: tau -> pushes, over all buckets.
 
     orders : the workers whose questions reached each bucket's rule, one after another
     every : iterations between pushes, between fetches
-    averaged : pushes that make one update
+    averaged : pushes that make one update, in rounds by as many workers
     warm_up : iterations of each worker that do not count, nor does what follows the first worker's last question
+    quorum : where servers have rounds (`kvstore.methods.quorum`): of a worker's questions each second one fetches, and
+        ends its round if so many workers have pushed
     """
-    period = every[0] * every[1]
-    asks = [t for t in range(1, period + 1) if t % every[0] == 0 or t % every[1] == 0]  # iterations with a question
+    period = every[0] if quorum else every[0] * every[1]
+    asks = [(period, True, False), (period, False, True)] if quorum else [  # iteration, whether it pushes, and fetches
+        (t, t % every[0] == 0, True) for t in range(1, period + 1) if t % every[0] == 0 or t % every[1] == 0]
     taus: Dict[int, int] = collections.Counter()
     for order in orders:
-        seen: Dict[int, int] = collections.defaultdict(int)
-        pushed = 0
-        for m, periods, place in _questions(order, len(asks)):
-            t = periods * period + asks[place]
-            if t % every[0] == 0:
-                if t > warm_up:
-                    taus[pushed // averaged - seen[m]] += 1
-                pushed += 1
-            seen[m] = pushed // averaged
-    return dict(sorted(taus.items()))
-
-
-def of_rounds(orders: Iterable[Sequence[int]], every: int, quorum: int, workers: int, warm_up: int) -> Dict[int, int]:
-    """The same where servers have rounds (`kvstore.methods.quorum`): of a worker's questions each second one fetches,
-    and ends its round if that has its quorum. A round of all workers ends at once.
-
-    every : iterations between pushes
-    """
-    taus: Dict[int, int] = collections.Counter()
-    for order in orders:
-        seen: Dict[int, int] = collections.defaultdict(int)
-        version, members = 0, set()
-        for m, turn, fetches in _questions(order, 2):
-            if not fetches:
-                if (turn + 1) * every > warm_up:
+        of_all, asked, seen = (collections.Counter(one) for one in (order, (), ()))  # by worker
+        version, pushed, members = 0, 0, set()  # what has been pushed since the last update, and by whom
+        for m in order:
+            periods, place = divmod(asked[m], len(asks))
+            t, pushes, fetches = asks[place]
+            if pushes:
+                if periods * period + t > warm_up:
                     taus[version - seen[m]] += 1
+                pushed += 1
                 members.add(m)
-            if len(members) == workers or (fetches and m in members and len(members) >= quorum):
-                version, members = version + 1, set()
+            there = len(members) if quorum else pushed
+            if there == averaged or (quorum and fetches and m in members and there >= quorum):
+                version, pushed, members = version + 1, 0, set()
             if fetches:
                 seen[m] = version
+            asked[m] += 1
+            if asked[m] == of_all[m]:
+                break
     return dict(sorted(taus.items()))
-
-
-def _questions(order: Sequence[int], number: int) -> Iterator[Tuple[int, int, int]]:
-    """Worker, period and place of each question, where a period has this `number`; up to a worker's last one."""
-    of_all, asked = collections.Counter(order), collections.Counter()  # type: Dict[int, int], Dict[int, int]
-    for m in order:
-        yield (m, *divmod(asked[m], number))
-        asked[m] += 1
-        if asked[m] == of_all[m]:
-            return
 
 
 def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
     """Seconds per iteration, the mean over these iterations, of a job that has not begun."""
-    costs, alike = job.costs, job.programs.alike()
-    each = [_counts(job, ranks[0], iterations) for ranks in alike]
+    costs, by_programs = job.costs, collections.defaultdict(list)  # workers
+    for m, programs in enumerate(job.programs):
+        by_programs[programs].append(m)
+    alike, each = list(by_programs.values()), [_counts(programs, iterations) for programs in by_programs]
     asked = [[count["exchange"] + count["fetch"] for count in counts] for counts in each]
     sums = [count["sum"] for count in each[0]]  # on a ring all are alike
     server = [0] * max(job.cluster.servers, 1)
@@ -239,11 +219,11 @@ def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
     return {"passes": job.passes.mean(job.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
 
 
-def _counts(job: Simulation, worker_rank: int, iterations: Sequence[int]) -> List[Dict[str, int]]:
+def _counts(programs: Programs, iterations: Sequence[int]) -> List[Dict[str, int]]:
     """Of each bucket, how often a worker does what; `update`: sums that U follows."""
-    job.programs.of(1, worker_rank)
-    return [collections.Counter(what for t in iterations for op in job.programs.of(t, worker_rank)[b]
-                                for what in [op.what] + ["update"] * op.update) for b in range(len(job.buckets))]
+    programs.of(1)
+    return [collections.Counter(what for ops in of_bucket for op in ops for what in [op.what] + ["update"] * op.update)
+            for of_bucket in zip(*map(programs.of, iterations))]
 
 
 def _links(job: Simulation, alike: Sequence[Sequence[int]], each: Sequence[Sequence[Dict[str, int]]]) -> Dict[str, int]:

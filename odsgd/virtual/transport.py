@@ -29,8 +29,8 @@ from kvstore.session.session import Session
 from kvstore.transports.buffers import Buffer
 from kvstore.transports.in_process import Asked, InProcess, InProcessRing, InProcessSharded, Stage
 from kvstore.transports.rounds import on_ring
+from kvstore.transports.sizing import on_servers
 from kvstore.transports.turns import LateAnswer
-from odsgd.virtual import layout
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.exact import Simulation
@@ -88,7 +88,7 @@ class VirtualStage(Stage):
         assert self.simulation is not None
         self._ends(worker_rank)
         self._iterating[worker_rank] = t
-        program = self.simulation.programs.of(t, worker_rank)
+        program = self.simulation.programs[worker_rank].of(t)
         self._due[worker_rank] = {bucket.id: iter(ops) for bucket, ops in zip(self.simulation.buckets, program)}
         self.simulation.begin(worker_rank, t)
 
@@ -303,7 +303,8 @@ class VirtualWorker(_OnStage, InProcess):
         if 1 < traffic.quorum == self.num_workers:
             raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
         self._synchronous = not traffic.asynchronous
-        return layout.on_servers(parameters, traffic, self.stage.keys[self.worker_rank], self.stage.cluster)
+        cluster = self.stage.cluster
+        return on_servers(parameters, traffic, self.stage.keys[self.worker_rank], cluster.workers, cluster.round_pace)
 
     def room(self, bucket: Bucket) -> NDArray:
         self._make_room(bucket)

@@ -76,8 +76,8 @@ SCALES = ("paper", "medium", "small")
 
 ABOUT = ("learning", "times")
 
-AXES = ("epoch", "seconds", "hours")
-"""Of curves; seconds and hours are virtual."""
+AXES = ("epoch", "seconds")
+"""Of curves; seconds are virtual."""
 
 EXAMPLES = {"mnist": 60_000, "cifar10": 50_000}
 """Of the whole data set, for training."""

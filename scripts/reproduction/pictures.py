@@ -23,8 +23,6 @@ CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_acc
           "train_accuracy": ("train_accuracy", "training accuracy, %"),
           "train_error": ("train_accuracy", "training error, %")}
 
-PER_UNIT = {"epoch": 1, "seconds": 1, "hours": 3600}
-
 STYLE = {"svg.hashsalt": "odsgd", "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 8, "legend.frameon": False,
          "axes.spines.top": False, "axes.spines.right": False, "figure.constrained_layout.use": True}
 
@@ -154,8 +152,7 @@ def _curves(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], c
     most = max(len(cells[name]) for name in names)
     for name, own in names.items():
         results = list(cells[name].values())
-        xs = [statistics.fmean(values) / PER_UNIT[picture.x] for values in
-              _by_epoch(results, "epoch" if picture.x == "epoch" else "virtual_seconds")]
+        xs = list(map(statistics.fmean, _by_epoch(results, "epoch" if picture.x == "epoch" else "virtual_seconds")))
         points = [[100 - 100 * value if "error" in picture.y else 100 * value for value in values]
                   for values in _by_epoch(results, column)]
         means = list(map(statistics.fmean, points))
@@ -175,7 +172,7 @@ def _curves(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], c
         axes.set_xscale("log")
     elif picture.x == "epoch":
         axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("epoch" if picture.x == "epoch" else f"{picture.x}, virtual time")
+    axes.set_xlabel("epoch" if picture.x == "epoch" else "seconds, virtual time")
     axes.set_ylabel(label)
 
 

@@ -1,6 +1,6 @@
 """The systems that are looked at, written as `odsgd bench` writes them, and the cluster that each would run on."""
 import dataclasses
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.lab.advise.config import AdviseConfig
@@ -13,22 +13,26 @@ def candidates(config: AdviseConfig, workers: int, codecs: Sequence[str] = ("non
     """Every store on every transport, with every number of servers, codec (both ways) and T that it can have."""
     if config.systems:
         return list(config.systems)
-    servers = [number for number in config.servers if number == AUTO or int(number) <= workers]
-    return [systems.parse(name + options + at) for name in config.stores for transport in OURS[name].transports
-            for options in _options(config, name, transport, codecs)
-            for at in (("@" + number for number in servers) if transport == "server" else [""])]
+    numbers = [number for number in config.servers if number == AUTO or int(number) <= workers]
+    found = []
+    for name, transport in [(one, transport) for one in config.stores for transport in OURS[one].transports]:
+        place = {} if transport == OURS[name].transports[0] else {"transport": transport}
+        intervals = [{"T": T} for T in config.intervals] if "T" in OURS[name].option_names() else [{}]
+        coded = [_coded(codec, transport) for codec in codecs] if _has_codecs(name, transport) else [{}]
+        found += [_system(name, {**place, **interval, **codes}, servers) for interval in intervals for codes in coded
+                  for servers in (numbers if transport == "server" else [None])]
+    return found
 
 
-def _options(config: AdviseConfig, name: str, transport: str, codecs: Sequence[str]) -> Iterator[str]:
-    """The options of one store on one transport as text: each codec and T."""
-    method = OURS[name]
-    known, place = method.option_names(), "" if transport == method.transports[0] else f":transport={transport}"
-    for interval in config.intervals if "T" in known else [0]:
-        for codec in codecs if _has_codecs(name, transport) else ["none"]:
-            options: Dict[str, Any] = {"T": interval} if interval else {}
-            if codec != "none":
-                options.update(codec=codec, **({"codec_weights": codec} if transport == "server" else {}))
-            yield place + "".join(f":{key}={value}" for key, value in options.items())
+def _system(name: str, options: Mapping[str, Any], servers: Optional[str]) -> System:
+    at = f"@{servers}" if servers else ""
+    return systems.parse(name + "".join(f":{key}={value}" for key, value in options.items()) + at)
+
+
+def _coded(codec: str, transport: str) -> Dict[str, str]:
+    """The options of a codec both ways."""
+    ways = () if codec == "none" else ("codec", "codec_weights") if transport == "server" else ("codec",)
+    return dict.fromkeys(ways, codec)
 
 
 def _has_codecs(name: str, transport: str) -> bool:
@@ -43,13 +47,10 @@ def _has_codecs(name: str, transport: str) -> bool:
 
 def coded_alike(system: System) -> Optional[System]:
     """The same system with the codec float16; None if it has a codec, or can have none."""
-    options = dict(system.options)
-    transport = options.get("transport", OURS[system.name].transports[0])
-    if "codec" in options or not _has_codecs(system.name, transport):
+    transport = system.options.get("transport", OURS[system.name].transports[0])
+    if "codec" in system.options or not _has_codecs(system.name, transport):
         return None
-    options.update(codec="float16", **({"codec_weights": "float16"} if transport == "server" else {}))
-    at = f"@{system.servers}" if system.servers else ""
-    return systems.parse(system.name + "".join(f":{key}={value}" for key, value in options.items()) + at)
+    return _system(system.name, {**system.options, **_coded("float16", transport)}, system.servers)
 
 
 def linked(cluster: VirtualCluster, rate: float) -> VirtualCluster:

@@ -4,7 +4,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 
 from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.bench.systems import AUTO, System
-from odsgd.virtual.description import Link, Quantity, VirtualCluster
+from odsgd.virtual.description import Quantity, VirtualCluster
 
 NOTHING = 0.01
 """A smaller gain counts as nothing."""
@@ -53,29 +53,24 @@ def _servers(system: System) -> str:
 
 def faster(cluster: VirtualCluster) -> Dict[str, VirtualCluster]:
     """What could be twice as fast, and the cluster where it is."""
-    compute, racks = cluster.compute, cluster.racks
-    accelerator = dataclasses.replace(compute, iteration=Quantity(compute.iteration / 2), layers={
-        name: (Quantity(forward / 2), Quantity(backward / 2)) for name, (forward, backward) in compute.layers.items()})
-    uplinks = racks and dataclasses.replace(racks, goodput=Quantity(2 * racks.goodput))
-    return {"twice the goodput of all links": dataclasses.replace(_linked(cluster, goodput=2.0), racks=uplinks),
-            "half the latency of all links": _linked(cluster, latency=0.5),
-            "half the time of the passes": dataclasses.replace(cluster, compute=accelerator),
-            "half the work of a server": dataclasses.replace(cluster, server=_halved(cluster.server)),
-            "half the work of a worker's host": dataclasses.replace(cluster, worker=_halved(cluster.worker))}
+    def linked(by: float, name: str) -> VirtualCluster:
+        hosts = {label: _multiplied(link, by, name) for label, link in cluster.hosts.items()}
+        return dataclasses.replace(cluster, links=_multiplied(cluster.links, by, name), hosts=hosts)
+
+    def halved(part: str, *names: str) -> VirtualCluster:
+        return dataclasses.replace(cluster, **{part: _multiplied(getattr(cluster, part), 0.5, *names)})
+
+    uplinks = cluster.racks and _multiplied(cluster.racks, 2, "goodput")
+    return {"twice the goodput of all links": dataclasses.replace(linked(2, "goodput"), racks=uplinks),
+            "half the latency of all links": linked(0.5, "latency"),
+            "half the time of the passes": halved("compute", "iteration"),
+            "half the work of a server": halved("server"),
+            "half the work of a worker's host": halved("worker")}
 
 
-def _linked(cluster: VirtualCluster, **factors: float) -> VirtualCluster:
-    """The cluster with this of every link multiplied."""
-    def changed(link: Link) -> Link:
-        return dataclasses.replace(link, **{name: Quantity(by * getattr(link, name)) for name, by in factors.items()})
+def _multiplied(part: Any, by: float, *names: str) -> Any:
+    """A part of a cluster with these of its times or rates multiplied, or without names all of them."""
+    def changed(value: Any) -> Any:
+        return {name: changed(own) for name, own in value.items()} if isinstance(value, dict) else Quantity(by * value)
 
-    return dataclasses.replace(cluster, links=changed(cluster.links),
-                               hosts={name: changed(link) for name, link in cluster.hosts.items()})
-
-
-def _halved(cost: Any) -> Any:
-    def half(time: Any) -> Any:
-        return {store: Quantity(own / 2) for store, own in time.items()} if isinstance(time, dict) else \
-            Quantity(time / 2)
-
-    return dataclasses.replace(cost, **{name: half(time) for name, time in vars(cost).items()})
+    return dataclasses.replace(part, **{name: changed(getattr(part, name)) for name in names or vars(part)})

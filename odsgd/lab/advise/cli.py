@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def of_profile(config: AdviseConfig) -> Oracle:
-    """The cluster and the model that are asked for."""
+    """The cluster and the model that are asked for; the passes' time is in `compute.iteration` alone."""
     cluster = read_cluster(config.profile) if config.profile else of({})
     compute = cluster.compute
     if config.compute is not None:
@@ -77,7 +77,7 @@ def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Predictio
 
 
 def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
-    compute_s = sum(map(sum, oracle.cluster.compute.layers.values())) or oracle.cluster.compute.iteration
+    compute_s = oracle.cluster.compute.iteration
     if not compute_s:
         raise ConfigError("an iteration that computes nothing has nothing to gain; say how long the passes take, "
                           "e.g. --compute 400ms")

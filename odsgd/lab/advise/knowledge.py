@@ -3,36 +3,17 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from odsgd.lab.bench.systems import OURS, System
 from odsgd.virtual.description import PAYLOAD, VirtualCluster
 
-DIGITS: Dict[str, Dict[str, Sequence[float]]] = {
-    "docs/reference/algorithms.md": {
-        "ssgd": (97.78, 97.78, 97.22), "ssgd:codec=float16": (98.06, 97.78, 97.22),
-        "ssgd:codec=truncate": (98.06, 97.78, 97.22), "ssgd:codec=quantize": (97.78, 98.06, 97.22),
-        "ssgd:codec=2bit": (95.00, 96.94, 96.94),
-        "odsgd": (98.33, 97.22, 97.78), "odsgd:codec=float16": (98.33, 96.94, 97.78),
-        "odsgd:codec=truncate": (98.33, 96.94, 97.78), "odsgd:codec=quantize": (98.33, 96.67, 97.78),
-        "odsgd:codec=2bit": (95.83, 96.11, 96.67)},
-    "configs/digits_ring.yaml": {
-        "odsgd:transport=ring": (98.1, 97.2, 96.9), "delayed:transport=ring": (97.8, 97.5, 97.2),
-        "dsync": (98.1, 96.9, 96.9), "pipesgd": (98.1, 97.5, 96.9),
-        "pipesgd:codec=truncate": (98.1, 97.5, 97.2), "pipesgd:codec=quantize": (98.1, 97.5, 96.9),
-        "sasgd": (98.1, 96.9, 96.9), "sasgd:T=4": (97.8, 97.2, 97.2),
-        "diloco": (97.2, 96.4, 97.2), "diloco:H=10": (98.1, 97.5, 96.7), "eager": (96.1, 96.4, 94.7),
-        "eager:H=10": (98.3, 97.5, 96.4)},
-    "configs/digits_async.yaml": {
-        "asgd": (98.1, 97.5, 96.9), "dcasgd_c": (97.8, 97.5, 96.9), "dcasgd_a": (97.5, 97.2, 96.7),
-        "softsync": (97.8, 97.2, 96.1), "downpour": (97.5, 97.2, 96.7), "easgd": (97.5, 96.1, 95.8),
-        "eamsgd": (98.3, 97.8, 97.8)}}
-"""Test accuracy in per cent on scikit-learn's digits with two workers, of seeds 0, 1 and 2, by the file that says how
-it was measured."""
-
 FILE = Path(__file__).with_name("measured.json")
-"""Numbers of docs/results/data; scripts/maintain/measured.py writes it."""
+"""scripts/maintain/measured.py writes it."""
 _MEASURED = json.loads(FILE.read_text(encoding="utf-8"))
+
+DIGITS: Dict[str, Sequence[float]] = _MEASURED["digits"]
+"""Test accuracy in per cent on scikit-learn's digits with two workers, of seeds 0, 1 and 2."""
 
 MNIST: Dict[str, Sequence[float]] = _MEASURED["mnist"]
 """Test accuracy in per cent on MNIST of a perceptron with 16 workers, of all seeds that ran, three or more. All systems
@@ -46,9 +27,6 @@ docs/results/weights.md, and their stores."""
 LINKS: Dict[str, Dict[str, Any]] = _MEASURED["links"]
 """By the rate of links in docs/results/weights.md: SSGD's iteration over its computing (`stretch`), and virtual seconds
 to a test loss of 0.2, by store (`seconds`)."""
-
-OF_TWO = {label: seeds for measured in DIGITS.values() for label, seeds in measured.items()}
-"""The same of all files."""
 
 
 def accuracy(system: System, known: Mapping[str, Sequence[float]]) -> str:
@@ -76,17 +54,13 @@ def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence
     """In what a cluster, a model and systems lie outside of what was checked."""
     links = (cluster.links, *cluster.hosts.values())
     goodputs, latency_ms = [link.goodput for link in links], 1000 * max(link.latency for link in links)
-    checked = CHECKED["workers"]
-    found = []
-    if not checked[0] <= workers <= checked[1]:
-        found.append(f"{workers} workers (checked: {checked[0]} to {checked[1]})")
-    checked = CHECKED["floats"]
-    if not checked[0] <= floats <= checked[1]:
-        found.append(f"{_millions(floats)} parameters (checked: {_millions(checked[0])} to {_millions(checked[1])})")
-    checked = [PAYLOAD * rate * 1e6 / 8 for rate in CHECKED["rate_mbit"]]
-    if not checked[0] <= min(goodputs) <= max(goodputs) <= checked[1]:
-        found.append(f"links of {_gbit(min(goodputs))} to {_gbit(max(goodputs))} (checked: {_gbit(checked[0])} to "
-                     f"{_gbit(checked[1])})")
+    ranges: List[Tuple[str, Sequence[float], Sequence[float], Callable[[float], str]]] = [
+        (f"{workers} workers", [workers], CHECKED["workers"], str),
+        (f"{_millions(floats)} parameters", [floats], CHECKED["floats"], _millions),
+        (f"links of {_gbit(min(goodputs))} to {_gbit(max(goodputs))}", goodputs,
+         [PAYLOAD * rate * 1e6 / 8 for rate in CHECKED["rate_mbit"]], _gbit)]
+    found = [f"{what} (checked: {text(least)} to {text(most)})" for what, values, (least, most), text in ranges
+             if not least <= min(values) <= max(values) <= most]
     if latency_ms > CHECKED["latency_ms"][1]:
         found.append(f"a latency of {latency_ms:.3g} ms (checked: to {CHECKED['latency_ms'][1]:g} ms)")
     if cluster.hosts:

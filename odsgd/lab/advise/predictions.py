@@ -146,7 +146,8 @@ class _Job:
         if "warmup" in self.given:
             self.given["warmup"] = 0  # what is told is what comes after it
         self.options = self.method.fitted(self.method.Options(**self.given).in_iterations(), parameters)
-        self.programs = Programs(self.method, self.options, workers, [_FLOAT], self.transport != "server")
+        self.programs = Programs(self.method, self.method.of_worker(self.options, 0), workers, [_FLOAT],
+                                 self.transport != "server")
         self.period = max(self.method.intervals(self.options))  # iterations from one exchange to the next
         self.traffic = self.method(self.options, workers).traffic(whole=False)
         self._state = 0 if self.method.plain_sgd else 1  # arrays of U

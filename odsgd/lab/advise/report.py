@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from odsgd.lab.advise.changes import Change
 from odsgd.lab.advise.config import AdviseConfig
-from odsgd.lab.advise.knowledge import LINKS, MNIST, OF_TWO, accuracy, alike
+from odsgd.lab.advise.knowledge import DIGITS, LINKS, MNIST, accuracy, alike
 from odsgd.lab.advise.predictions import Prediction
 from odsgd.tools import aligned
 
@@ -49,7 +49,7 @@ def columns(batch_size: int) -> List[Column]:
             ("staleness", lambda it: f"{it.mean_staleness:.1f}"), ("99 %", lambda it: str(it.staleness_of(LARGE))),
             ("worker, MB", lambda it: f"{it.worker_nbytes / 1e6:.4g}"),
             ("servers, MB", lambda it: f"{it.servers_nbytes / 1e6:.4g}" if it.servers_nbytes else "–"),
-            ("digits, %", lambda it: accuracy(it.system, OF_TWO)),
+            ("digits, %", lambda it: accuracy(it.system, DIGITS)),
             ("MNIST, %", lambda it: accuracy(it.system, MNIST))]
 
 
@@ -148,7 +148,7 @@ def _row(prediction: Prediction, batch_size: int) -> Dict[str, Any]:
             "loads_ms": {what: 1000 * seconds for what, seconds in prediction.loads.items()},
             "staleness_mean": prediction.mean_staleness, "staleness_99": prediction.staleness_of(LARGE),
             "worker_mb": prediction.worker_nbytes / 1e6, "servers_mb": prediction.servers_nbytes / 1e6,
-            "digits_accuracy": accuracy(prediction.system, OF_TWO),
+            "digits_accuracy": accuracy(prediction.system, DIGITS),
             "mnist_accuracy": accuracy(prediction.system, MNIST)}
 
 

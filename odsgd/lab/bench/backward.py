@@ -80,10 +80,13 @@ def measure(shapes: Sequence[Sequence[int]], stint: Dict[str, Any], usage: Calla
     return {"moments_s": moments, "usage": [before, usage()]}
 
 
-def measure_all(spec: Dict[str, Any], usage: Callable[[], Dict[str, float]],
-                wrap: Callable[[Model], Tuple[Any, Any]]) -> None:
-    """Measure every stint of a job, and write what this worker has measured."""
-    measured = [measure(model["shapes"], stint, usage, wrap) for model in spec["models"] for stint in model["stints"]]
+def measure_all(file: str, usage: Callable[[], Dict[str, float]],
+                wrap: Callable[[Model, Dict[str, Any]], Tuple[Any, Any]]) -> None:
+    """Measure every stint of a job, and write what this worker has measured; `wrap` gets the system, too."""
+    spec = json.loads(Path(file).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    measured = [measure(model["shapes"], stint, usage, lambda made: wrap(made, spec["system"]))
+                for model in spec["models"] for stint in model["stints"]]
     Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
 
 

@@ -17,6 +17,7 @@ from kvstore.options import PATH, TEXT, Kind, integer, integers, items, option, 
 from odsgd.config.flags import parse_flags
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models, systems
+from odsgd.lab.cluster import links
 
 DESCRIPTION = """\
 Measure how long an iteration of several systems takes on the same links: on
@@ -64,7 +65,6 @@ def _computing_time(value: Any) -> ComputingTime:
 
 
 def _rate(value: Any) -> str:
-    from odsgd.lab.cluster import links
     if str(value) != NO_CLUSTER:
         links.parse_rate(str(value), "--rate")  # complains
     return str(value)

@@ -7,26 +7,19 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from odsgd.lab import processes
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, ComputingTime
-from odsgd.lab.bench.systems import FOREIGN, System
+from odsgd.lab.bench.systems import FOREIGN, STOCK, System
+from odsgd.lab.cluster import Cluster
 from odsgd.report.runs import events_of
 
 LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
 LOOPBACK_GUESS = 5e8
 """Bytes per second, only to guess how many iterations fill a measurement."""
-
-
-class Place(NamedTuple):
-    """Where jobs run: a way to run a command on the launching machine, the launcher's flags, and B in bytes/s."""
-
-    run: Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
-    flags: Sequence[str]
-    measure_goodput: Callable[[], List[float]]
 
 
 class Setting(NamedTuple):
@@ -78,17 +71,17 @@ def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
             for group in together for system in systems]
     for rate in config.rates:
         hosts = max(config.workers) + max(system.extra_hosts() for system in systems)
-        with _place(rate, hosts) as place:
-            measured.goodputs[rate] = place.measure_goodput()
+        with _cluster(rate, hosts) as cluster:
+            measured.goodputs[rate] = _goodputs(cluster)
             goodput = measured.goodput(rate)
             for number, (repetition, workers, system, group) in enumerate(jobs, start=1):
                 say(f"{rate}: job {number} of {len(jobs)}: {system.label}, {workers} workers, {', '.join(group)}")
                 try:
-                    measured.readings.extend(job(config, place, rate, goodput, workers, system, group))
+                    measured.readings.extend(job(config, cluster, rate, goodput, workers, system, group))
                 except JobFailed as failure:
                     measured.failures.append(f"{system.label}, {workers} workers, {rate}, repetition "
                                              f"{repetition + 1}: {failure}")
-            measured.goodputs[rate].extend(place.measure_goodput())
+            measured.goodputs[rate].extend(_goodputs(cluster))
     return measured
 
 
@@ -104,29 +97,29 @@ def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[Syst
     return systems
 
 
-@contextlib.contextmanager
-def _place(rate: str, hosts: int) -> Iterator[Place]:
-    if rate == NO_CLUSTER:
-        yield Place(lambda command, timeout_s: processes.completed(
-            subprocess.Popen(command, **processes.READ_TO_THE_END), timeout_s), (), lambda: [math.inf])
-        return
-    from odsgd.lab.cluster import Cluster
-    with Cluster.up(hosts=hosts, rate=rate) as cluster:
-        yield Place(lambda command, timeout_s: cluster.run(command, timeout=timeout_s),
-                    ("-H", cluster.hostfile),
-                    lambda: [way for _ in range(2) for way in cluster.goodput()] if hosts > 1 else [math.inf])
+def _cluster(rate: str, hosts: int) -> ContextManager[Optional[Cluster]]:
+    """Where jobs run; None: on this machine's loopback."""
+    return contextlib.nullcontext() if rate == NO_CLUSTER else Cluster.up(hosts=hosts, rate=rate)
 
 
-def job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: int, system: System,
+def _goodputs(cluster: Optional[Cluster]) -> List[float]:
+    """Bytes per second over the links each way, twice; infinite on loopback, and where one host is alone."""
+    if cluster is None or len(cluster.hosts) == 1:
+        return [math.inf]
+    return [way for _ in range(2) for way in cluster.goodput()]
+
+
+def job(config: BenchConfig, cluster: Optional[Cluster], rate: str, goodput: float, workers: int, system: System,
         group: Sequence[str]) -> List[Reading]:
     """Measure some models in one job of a system."""
     stints = {(model, compute): Stint.of(config, model, compute, workers, goodput)
               for model in group for compute in config.computes(model)}
     with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:
-        flags = ["-n", str(workers), "-s", system.servers or "0", *place.flags, "--startup-timeout", "0",
-                 "--store", "none", "--env", "OMP_NUM_THREADS:1", "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
+        flags = ["-n", str(workers), "-s", system.servers or "0", *(["-H", cluster.hostfile] if cluster else []),
+                 "--startup-timeout", "0", "--store", "none", "--env", "OMP_NUM_THREADS:1",
+                 "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
         flags += ["--wire", system.wire] if system.servers else []
-        for variable, value in system.env.items():
+        for variable, value in STOCK.get(system.name, {}).items():
             flags += ["--env", f"{variable}:{value}"]
         spec = Path(folder, "spec.json")
         spec.write_text(json.dumps({
@@ -135,7 +128,7 @@ def job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: i
                 stint._asdict() for (of, _), stint in stints.items() if of == model]} for model in group],
             "flags": [*flags, *system.worker_command(config.python(system.name)), str(spec)],
             "server_command": system.server_command}), encoding="utf-8")
-        _await(place, [sys.executable, "-m", "odsgd.lab.bench.job", str(spec)], config.timeout_s)
+        _await(cluster, [sys.executable, "-m", "odsgd.lab.bench.job", str(spec)], config.timeout_s)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
         servers = [events_of(Path(folder, f"server-{rank}")) for rank in range(system.num_servers(workers))]
     return [Reading(Setting(rate, model, workers, str(compute)), system.label, stint.compute_ms,
@@ -143,9 +136,10 @@ def job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: i
             for ((model, compute), stint), by_worker in zip(stints.items(), zip(*found))]
 
 
-def _await(place: Place, command: Sequence[str], timeout_s: float) -> None:
+def _await(cluster: Optional[Cluster], command: Sequence[str], timeout_s: float) -> None:
     try:
-        done = place.run(command, timeout_s)
+        done = cluster.run(command, timeout=timeout_s) if cluster else processes.completed(
+            subprocess.Popen(command, **processes.READ_TO_THE_END), timeout_s)
     except subprocess.TimeoutExpired as overdue:
         said = overdue.stderr if isinstance(overdue.stderr, str) else ""
         raise JobFailed(f"not finished within {timeout_s:g} s (`timeout_s`){_last_lines(said)}") from None

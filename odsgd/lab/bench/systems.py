@@ -34,7 +34,8 @@ AUTO = "auto"
 OURS = {name: method for name, method in METHODS.items() if method.transports != ("process",)}
 
 OPTIONS: Dict[str, List[str]] = {
-    **{name: [*method.option_names(), *["transport"][len(method.transports) == 1:]] for name, method in OURS.items()},
+    **{name: [*method.option_names(), *(["transport"] if len(method.transports) > 1 else [])]
+       for name, method in OURS.items()},
     **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"], HOROVOD: []}
 
 
@@ -71,10 +72,6 @@ class System:
     @property
     def stock(self) -> bool:
         return self.name in STOCK
-
-    @property
-    def env(self) -> Dict[str, str]:
-        return STOCK.get(self.name, {})
 
     def extra_hosts(self) -> int:
         """Hosts it needs beside the workers'."""

@@ -125,14 +125,13 @@ def measure(way: Way, systems: List[str]) -> Iterator[Dict[str, Any]]:
     from odsgd.lab.bench.config import BenchConfig
     with cluster(way) as up:
         goodput = 8e-6 * min(up.goodput(4.0))
-        place = run.Place(lambda command, timeout_s: up.run(command, timeout=timeout_s), ("-H", up.hostfile), list)
         for system in systems:
             iterations, warm_up = (3 * H, H + 1) if "H=" in system else (16, 4)
             wire_ms = 1000 * WORKERS * run.nbytes(MODEL) / run.LOOPBACK_GUESS
             config = BenchConfig.from_flags([
                 "--systems", system, "--models", MODEL, "--compute", f"{COMPUTE_MS:g}ms", "--warm-up", str(warm_up),
                 "--seconds", str(iterations * (COMPUTE_MS + wire_ms) / 1000)])
-            reading, = run.job(config, place, way.rate, math.inf, WORKERS, config.systems[0], [MODEL])
+            reading, = run.job(config, up, way.rate, math.inf, WORKERS, config.systems[0], [MODEL])
             yield {**way._asdict(), "system": system, "iteration_ms": reading.iteration_ms,
                    "goodput_mbit": round(goodput, 2), "iterations": len(reading.times_ms[0]),
                    "load": round(os.getloadavg()[0], 2)}

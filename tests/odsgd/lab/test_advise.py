@@ -248,7 +248,7 @@ def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) ->
 
 
 def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
-    known = {text: knowledge.accuracy(parse(text), knowledge.OF_TWO) for text in (
+    known = {text: knowledge.accuracy(parse(text), knowledge.DIGITS) for text in (
         "ssgd@4", "pipesgd:codec=quantize", "easgd:T=4", "easgd:T=10", "odsgd:transport=sharded",
         "odsgd:codec=quantize:codec_weights=quantize@1", "diloco", "diloco:H=10", "diloco:H=20",
         "odsgd:optimizer_local=sgd:warmup=500:bucket_nbytes=90000", "odsgd:optimizer_local=adam", "pipesgd:K=4",
@@ -261,7 +261,7 @@ def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
 
 
 def test_accuracies_on_digits_are_those_that_the_files_say_which_tell_how_they_were_measured() -> None:
-    for file, seeds_of in knowledge.DIGITS.items():
+    for file, seeds_of in measured.DIGITS.items():
         said, digits = (measured.ROOT / file).read_text(encoding="utf-8"), 1 if file.endswith(".yaml") else 2
         written = {label: ", ".join(f"{seed:.{digits}f}" for seed in seeds) for label, seeds in seeds_of.items()}
         assert [label for label, seeds in written.items() if seeds not in said] == []

@@ -38,25 +38,21 @@ def a_reading(system: str, times_ms: List[float], workers: int = 2, compute_ms: 
 Jobs = Tuple[List[Tuple[str, int, str]], Set[str]]
 
 
-def no_command(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    raise AssertionError(f"{command} was run")
-
-
 @pytest.fixture
 def no_jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     """Every job takes 10 ms an iteration, except those of systems in the second part, the names that fail."""
     asked: List[Tuple[str, int, str]] = []
     fail: Set[str] = set()
 
-    def job(config: BenchConfig, place: run.Place, rate: str, goodput: float, workers: int,
+    def job(config: BenchConfig, cluster: object, rate: str, goodput: float, workers: int,
             system: systems.System, group: Sequence[str]) -> List[run.Reading]:
         asked.append((rate, workers, system.label if "cnn" in group else f"{system.label}, {', '.join(group)}"))
         if system.label in fail:
             raise run.JobFailed("exit code 1\n    why")
         return [a_reading(system.label, [10.0, 30.0], workers, rate=rate)]
 
-    place = run.Place(no_command, (), lambda: [1e8])
-    monkeypatch.setattr(run, "_place", lambda rate, hosts: contextlib.nullcontext(place))
+    monkeypatch.setattr(run, "_cluster", lambda rate, hosts: contextlib.nullcontext())
+    monkeypatch.setattr(run, "_goodputs", lambda cluster: [1e8])
     monkeypatch.setattr(run, "job", job)
     return asked, fail
 
@@ -113,7 +109,7 @@ def test_workers_of_another_framework_run_with_its_python() -> None:
 def test_a_job_is_launched_as_its_system_asks(text: str, servers: str, variables: List[str]) -> None:
     asked, flags = config("--systems", text), []
 
-    def launch(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    def launch(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
         job = json.loads(Path(command[-1]).read_text())
         flags.extend(job["flags"])
         folder = Path(command[-1]).parent
@@ -124,8 +120,8 @@ def test_a_job_is_launched_as_its_system_asks(text: str, servers: str, variables
             (folder / f"{rank}.json").write_text(json.dumps([worker]))
         return subprocess.CompletedProcess(list(command), 0, "", "")
 
-    place = run.Place(launch, ("-H", "hosts"), lambda: [1e8])
-    one, = run.job(asked, place, "1gbit", 1e8, 2, asked.systems[0], asked.models)
+    cluster: Any = types.SimpleNamespace(run=launch, hostfile="hosts")
+    one, = run.job(asked, cluster, "1gbit", 1e8, 2, asked.systems[0], asked.models)
     assert (one.iteration_ms, one.times_ms) == (500.0, [[500.0], [500.0]])
     assert flags[:6] == ["-n", "2", "-s", servers, "-H", "hosts"]
     assert [word for word in flags if word.startswith("DMLC_")] == variables

@@ -12,7 +12,7 @@ from kvstore.messages.buckets import Parameter
 from kvstore.messages.header import Header
 from kvstore.methods.contract import Method
 from kvstore.methods.sync import SSGD, SyncRule
-from odsgd.virtual import layout, times
+from odsgd.virtual import times
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import Draws, VirtualCluster, checksum, of
 from odsgd.virtual.exact import Simulation
@@ -35,7 +35,7 @@ def job(store: str, layers: int = 1, options: Any = None, made_by: Type[Simulati
 
 
 def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
-    return times.pace(job(store, **settings), iterations, warm_up=4).iteration
+    return times.iteration_s(job(store, **settings), iterations, warm_up=4)
 
 
 def paces(store: str, transport: str, options: Any, **cluster: Any) -> float:
@@ -277,7 +277,7 @@ def test_the_pace_of_a_round_follows_from_the_description(placement: str, receiv
                                 "server": {"message": 0, "receive": receive, "update": "1.0s"}}
     cluster = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **settings})
     nbytes = 4 * (FLOATS + 4)
-    assert per_iteration("ssgd", **settings) == pytest.approx(nbytes * layout.round_pace(cluster), rel=1e-3)
+    assert per_iteration("ssgd", **settings) == pytest.approx(nbytes * cluster.round_pace(), rel=1e-3)
 
 
 class LooksAtAll(SyncRule):
@@ -354,9 +354,10 @@ def test_staleness_counts_what_others_have_updated_meanwhile() -> None:
 
 def test_staleness_of_rounds_is_what_their_servers_count() -> None:
     """By hand: pushes and fetches by turns, two workers, all of whom end a round; then a quorum of two of three."""
-    assert times.of_rounds([[0, 0, 1, 1, 0, 1, 0, 1]], 4, 1, 2, 0) == {0: 2, 1: 2}
-    assert times.of_rounds([[0, 1, 0, 2, 1, 2, 0, 0, 1, 2]], 4, 2, 3, 0) == {0: 3, 1: 1}
-    assert times.of_rounds([[0, 1, 0, 1, 0, 1, 0, 1]], 4, 1, 2, 4) == {0: 2}, "the first push of each does not count"
+    assert times.staleness([[0, 0, 1, 1, 0, 1, 0, 1]], (4, 4), 2, 0, quorum=1) == {0: 2, 1: 2}
+    assert times.staleness([[0, 1, 0, 2, 1, 2, 0, 0, 1, 2]], (4, 4), 3, 0, quorum=2) == {0: 3, 1: 1}
+    assert times.staleness([[0, 1, 0, 1, 0, 1, 0, 1]], (4, 4), 2, 4, quorum=1) == {0: 2}, \
+        "the first push of each does not count"
     even = simulated("decoupled", {"H": 4, "fragments": 1}, workers=2, compute={"iteration": "30s"})
     assert even.staleness.keys() == {0}, "both are in every round"
 
