@@ -93,8 +93,8 @@ def _time(runs: Sequence[Records]) -> Section:
         return Section(title, "These runs have neither timelines (odsgd train --trace DIR) nor samples of it.")
     parts = pictures.parts_of(found)
     lines = [["run", "ms per iteration", *parts]]
-    lines += [[name, f"{one.iteration_ms:.2f}", *(f"{one.parts_ms[part]:.2f}" if part in one.parts_ms else "-"
-                                                  for part in parts)] for name, one in found]
+    lines += [[name, f"{sum(one.values()):.2f}", *(f"{one[part]:.2f}" if part in one else "-" for part in parts)]
+              for name, one in found]
     return Section(title, TIME, lines, pictures.picture(pictures.breakdowns, found, height=1.3 + 0.4 * len(found)))
 
 

@@ -91,7 +91,7 @@ def breakdowns(axes: Sequence[Any], found: Sequence[Tuple[str, Breakdown]]) -> N
     places = range(len(found), 0, -1)
     left = [0.0] * len(found)
     for part in parts_of(found):
-        lengths = [breakdown.parts_ms.get(part, 0.0) for _, breakdown in found]
+        lengths = [breakdown.get(part, 0.0) for _, breakdown in found]
         axes[0].barh(places, lengths, left=left, height=0.6, color=PARTS_COLOURS[part], label=part)
         left = [begin + length for begin, length in zip(left, lengths)]
     axes[0].set_yticks(list(places))
@@ -102,7 +102,7 @@ def breakdowns(axes: Sequence[Any], found: Sequence[Tuple[str, Breakdown]]) -> N
 
 def parts_of(found: Sequence[Tuple[str, Breakdown]]) -> List[str]:
     """The parts that at least one of the runs has."""
-    return [part for part in PARTS if any(part in breakdown.parts_ms for _, breakdown in found)]
+    return [part for part in PARTS if any(part in breakdown for _, breakdown in found)]
 
 
 def _coloured(runs: Sequence[Records]) -> List[Any]:

@@ -220,8 +220,9 @@ class Training:
             self._log_interval()
 
     def _begin_staleness(self) -> None:
-        clock = self.measured.clock if self.config.cluster is None else self.measured.virtual
-        self.staleness = StalenessReader(self.store, clock)
+        measured = self.measured
+        clock_s = measured.clock.read if self.config.cluster is None else measured.virtual_s
+        self.staleness = StalenessReader(self.store, clock_s)
 
     def _take_over(self) -> None:
         """Speak, evaluate and write from here on, if the workers that did so are lost."""
@@ -262,7 +263,7 @@ class Training:
         if self.schedule.evaluation_due(epoch, self.store.iteration):
             self.tested = self.evaluator.evaluate()
             record.update(self.tested)
-        self.run_log.epoch({**record, "seconds": self._epoch_seconds()}, self.config.epochs)
+        self.run_log.epoch({**record, "seconds": self._epoch_seconds()})
 
     def _epoch_seconds(self) -> float:
         return self.run_log.seconds() - self.epoch_began
@@ -278,7 +279,7 @@ class Training:
         if self.schedule.evaluation_due(epoch, self.store.iteration):
             self.evaluator.begin_beside(record)
         else:
-            self.run_log.epoch(record, self.config.epochs)
+            self.run_log.epoch(record)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -300,7 +301,7 @@ class Training:
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.schedule.batches_per_epoch,
                  "course": list(self.schedule.progress),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
-                 "cluster": going_on.cluster(self.config), "virtual_seconds": self.measured.virtual.read(),
+                 "cluster": going_on.cluster(self.config), "virtual_seconds": self.measured.virtual_s(),
                  "untold": self.evaluator.untold, "epoch_so_far": self._so_far() if position else None}
         self.checkpoints.begin(facts)
         if self.config.cluster is not None:
@@ -337,7 +338,7 @@ class Training:
         if manifest["num_workers"] != self.store.num_workers:
             warnings.append(self._divide_anew(manifest))
         if self.config.cluster is not None:
-            self.measured.virtual.go_on_from(manifest.get("virtual_seconds"))
+            self.measured.virtual_before_s = manifest["virtual_seconds"] or 0.0
         return manifest, warnings
 
     def _divide_anew(self, manifest: Dict[str, Any]) -> str:

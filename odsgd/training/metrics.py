@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
-from kvstore.messages.seam import Transport
 from odsgd.report.runs import METRICS
 
 IN_FLIGHT = 4
@@ -43,6 +42,10 @@ class Sums:
     def accuracy(self) -> float:
         """Share of right answers, 0 to 1; NaN if there was no example."""
         return self.hits / self.examples if self.examples else math.nan
+
+    def named(self, kind: str) -> Dict[str, float]:
+        """Both under their names in the metrics, of `train` or `test`."""
+        return {f"{kind}_loss": self.mean_loss, f"{kind}_accuracy": self.accuracy}
 
 
 class Meter:
@@ -89,22 +92,6 @@ class Clock:
     def go_on(self) -> None:
         if self._since is None:
             self._since = time.perf_counter()
-
-
-class VirtualClock:
-    """The time of a cluster in virtual time; it stands still during evaluations and checkpoints of itself."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._seconds: Optional[Callable[[], float]] = getattr(transport, "seconds", None)
-        self._before_s = 0.0
-
-    def read(self) -> Optional[float]:
-        """Seconds of the run so far, with the time before a resume; None for a real cluster."""
-        return None if self._seconds is None else round(self._before_s + self._seconds(), 9)  # whole nanoseconds
-
-    def go_on_from(self, seconds: Optional[float]) -> None:
-        """Count on from the seconds that had passed before this process."""
-        self._before_s = seconds or 0.0
 
 
 class MetricsFile:

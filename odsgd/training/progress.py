@@ -65,12 +65,12 @@ class Progress:
         if self._bar is None and not self._live:
             self.say(f"iteration {record['iteration']}/{self._total}: {measured(record)}")
 
-    def epoch(self, record: Dict[str, Any], epochs: int) -> None:
+    def epoch(self, record: Dict[str, Any]) -> None:
         """Numbers of an epoch."""
         tested = ""
         if "test_accuracy" in record:
             tested = f"; test: loss {record['test_loss']:.4f}, accuracy {record['test_accuracy']:.2%}"
-        self.say(f"epoch {record['epoch']}/{epochs}: {measured(record)}{tested}")
+        self.say(f"epoch {record['epoch']}/{self._epochs}: {measured(record)}{tested}")
 
     def close(self) -> None:
         """Leave the bar as it is."""

@@ -107,10 +107,10 @@ class RunLog(Progress):
         if self._board is not None:
             self._board.add_counts(iteration, "staleness/gradients", counts)
 
-    def epoch(self, record: Dict[str, Any], epochs: int) -> None:
+    def epoch(self, record: Dict[str, Any]) -> None:
         self._write("epoch", {**record, "seconds_since_start": self.seconds()})
         self._show_on_board(record, "epoch")
-        super().epoch(record, epochs)
+        super().epoch(record)
 
     def has_epoch(self, number: int) -> bool:
         """Whether an epoch has been written down, by this run or by one that it goes on with."""

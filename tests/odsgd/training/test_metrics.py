@@ -115,9 +115,9 @@ class Terminal(io.StringIO):
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(80, 0, silent=False)
+    progress = Progress(80, 0, silent=False, epochs=4)
     progress.interval(RECORD)
-    progress.epoch({**RECORD, "lr_local": None, "test_loss": 0.3, "test_accuracy": 0.95}, epochs=4)
+    progress.epoch({**RECORD, "lr_local": None, "test_loss": 0.3, "test_accuracy": 0.95})
     progress.close()
     assert capsys.readouterr().out.splitlines() == [
         "iteration 40/80: loss 0.2500, accuracy 91.20%, 1234 samples/s, 12.35 ms, lr 0.1, lr_local 0.05",
@@ -152,7 +152,7 @@ def test_the_other_workers_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: p
     progress = Progress(80, 0, silent=True)
     progress.advance()
     progress.interval(RECORD)
-    progress.epoch(RECORD, epochs=4)
+    progress.epoch(RECORD)
     progress.close()
     assert capsys.readouterr().out == stderr.getvalue() == ""
 
