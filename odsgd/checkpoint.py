@@ -74,16 +74,14 @@ class CheckpointKeeper:
         self._held = held.pop_all()
 
     def _resume(self, folder: Path, mirror: Optional[CheckpointMirror]) -> None:
-        store = self._store
-        if store.rank == 0:
-            for line in resuming.check_saved(folder, mirror):
-                print(f"warning: {line}", flush=True)
-        if resuming.from_worker_0(store, resuming.complete(folder, mirror) if store.rank == 0 else []):
-            manifest, warnings = resuming.resume(folder, store, self._net, self._check, second=mirror)
+        manifest, warnings = resuming.resume(folder, self._store, self._net, self._check, mirror)
+        for line in warnings:
+            self._warn(line)
+        if manifest:
             self.iteration = self._writer.whole = manifest["iteration"]
             resumed = f"resumed from {folder / str(self.iteration)}{self._resume_rate()}"
-            if store.rank == 0:
-                print("\n".join([*(f"warning: {line}" for line in warnings), resumed]), flush=True)
+            if self._store.rank == 0:
+                print(resumed, flush=True)
 
     def _resume_rate(self) -> str:
         """Give a trainer without a schedule the rate of the last step; text if it had another.

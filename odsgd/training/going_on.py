@@ -12,24 +12,23 @@ from odsgd.virtual import description
 
 
 def resume(config: TrainConfig, store: Store, net: Any, folder: Path, mirror: Optional[CheckpointMirror],
-           batches_per_epoch: int) -> Tuple[Optional[Dict[str, Any]], List[str]]:
+           batches_per_epoch: int) -> Tuple[Dict[str, Any], List[str]]:
     """Go on from worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
 
     A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective. Returns
-    the checkpoint's manifest, or None for a run that begins, and what to warn of.
+    the checkpoint's manifest, which is empty for a run that begins, and what to warn of.
     """
-    first, again, warnings = store.rank == 0, environment.restarts() > 0, []
-    if first and again:
-        warnings = resuming.check_saved(folder, mirror)
-    if again and not resuming.from_worker_0(store, resuming.complete(folder, mirror) if first else []):
-        return None, []
+    again = environment.restarts() > 0
     if not config.resume and not again:
-        if first:
+        if store.rank == 0:
             _check_empty(config, folder, mirror)
-        return None, []
-    manifest, more = resuming.resume(folder, store, net,
-                                     lambda manifest: _check(manifest, config, store, net, batches_per_epoch), mirror)
-    return manifest, [*warnings, *more]
+        return {}, []
+    manifest, warnings = resuming.resume(
+        folder, store, net, lambda manifest: _check(manifest, config, store, net, batches_per_epoch), mirror)
+    if not manifest and not again:
+        raise ConfigError(f"no complete checkpoint in `{folder}`; check --out, or leave --resume out to begin a new "
+                          "run")
+    return manifest, warnings
 
 
 def _check_empty(config: TrainConfig, folder: Path, mirror: Optional[CheckpointMirror]) -> None:

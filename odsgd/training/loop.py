@@ -331,7 +331,7 @@ class Training:
             return {}, []
         manifest, warnings = going_on.resume(self.config, self.store, self.net, self.folder, self.mirror,
                                              self.schedule.batches_per_epoch)
-        if manifest is None:
+        if not manifest:
             return {}, warnings
         self.checkpoints.whole = manifest["iteration"]
         self.schedule.progress = EpochProgress(*manifest.get("course") or ())
