@@ -149,6 +149,7 @@ class Training:
             self.epoch_began = self.run_log.seconds() - self.before_s
             while self.store.iteration < self.total:
                 self._train_epoch()
+            self.checkpoints.close()
             if self.staleness is not None:
                 self.run_log.staleness(self.staleness.result())
                 if hasattr(self.store.options, "quorum"):
@@ -197,8 +198,6 @@ class Training:
             self.epoch_began = self.run_log.seconds()  # of the next one, which has this checkpoint
         if self._checkpoint_due():
             self._checkpoint()
-        if self.store.iteration == self.total:
-            self.checkpoints.close()
 
     def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
         """Queue one iteration."""

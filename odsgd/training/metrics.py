@@ -54,14 +54,14 @@ class Meter:
     `on_read(iteration, sums)` is called for every iteration as its numbers arrive, in order.
     """
 
-    def __init__(self, on_read: Callable[[int, Sums], None], in_flight: int = IN_FLIGHT) -> None:
-        self._on_read, self._in_flight = on_read, in_flight
+    def __init__(self, on_read: Callable[[int, Sums], None]) -> None:
+        self._on_read = on_read
         self._queue: Deque[Tuple[int, List[Any], int]] = collections.deque()
 
     def add(self, iteration: int, tallies: List[Any], examples: int) -> None:
         """Iteration `iteration` has been queued and will give `tallies`; waits for an earlier one."""
         self._queue.append((iteration, tallies, examples))
-        while len(self._queue) > self._in_flight:
+        if len(self._queue) > IN_FLIGHT:
             self._read()
 
     def drain(self) -> None:
@@ -100,11 +100,11 @@ class MetricsFile:
     A number that is not finite is written as null, since JSON has no word for it.
     """
 
-    def __init__(self, folder: Path, append: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         path = folder / METRICS
-        if append and path.exists():  # a run that was killed may have left half a line, which would spoil the next one
+        if path.exists():  # a run that was killed may have left half a line, which would spoil the next one
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  as long as this object
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  as long as this object
 
     def write(self, event: str, fields: Dict[str, Any]) -> None:
         record = json.loads(json.dumps({"event": event, **fields}), parse_constant=lambda _: None)

@@ -47,22 +47,22 @@ class RunLog(Progress):
         if silent:
             return
         if config.resume or environment.restarts() > 0:
-            self._open(append=True, purge_step=iteration + 1)
+            self._open(purge_step=iteration + 1)
         else:
             self._aside = set_aside(self._folder)
-            self._open(append=False)
+            self._open()
 
-    def _open(self, append: bool, purge_step: Optional[int] = None) -> None:
+    def _open(self, purge_step: Optional[int] = None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._folder / "config.yaml") as temporary:
             temporary.write_text(self._config.to_yaml(), encoding="utf-8")
-        self._file = MetricsFile(self._folder, append)
+        self._file = MetricsFile(self._folder)
         self._board = Board(self._folder, purge_step) if self._config.board else None
 
     def take_over(self, worker_rank: int) -> None:
         """Speak from here on, in the place of a worker that is lost."""
         self.silent = False
-        self._open(append=True)
+        self._open()
         self.warn(f"worker {worker_rank} goes on with evaluating and writing, in the place of a lost one")
 
     def seconds(self) -> float:

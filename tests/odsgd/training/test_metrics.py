@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
-from odsgd.training.metrics import Clock, Meter, MetricsFile, Sums
+from odsgd.training.metrics import IN_FLIGHT, Clock, Meter, MetricsFile, Sums
 from odsgd.training.progress import Progress
+from odsgd.training.run_log import set_aside
 from odsgd.training.step.passes import BatchResult
 from tests.jobs import ROOT
 
@@ -24,12 +25,12 @@ def tally(loss: Any, hits: Any) -> Any:
 
 def test_a_meter_reads_late_in_order_and_all_in_the_end() -> None:
     read = []
-    meter = Meter(lambda iteration, sums: read.append((iteration, sums.loss)), in_flight=2)
-    for iteration in range(5):
+    meter = Meter(lambda iteration, sums: read.append((iteration, sums.loss)))
+    for iteration in range(9):
         meter.add(iteration, [tally(10.0 * iteration, 1)], examples=4)
-        assert [number for number, _ in read] == list(range(iteration - 1))
+        assert [number for number, _ in read] == list(range(iteration + 1 - IN_FLIGHT))
     meter.drain()
-    assert read == [(iteration, 10.0 * iteration) for iteration in range(5)]
+    assert read == [(iteration, 10.0 * iteration) for iteration in range(9)]
 
 
 def test_the_parts_of_several_devices_are_added() -> None:
@@ -74,7 +75,7 @@ def test_the_clock_stands_still_while_stopped(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path, append=False)
+    file = MetricsFile(tmp_path)
     file.write("epoch", {"train_loss": math.nan, "parts": [math.inf, 1.5], "lr": 0.1})
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
     file.close()
@@ -85,7 +86,7 @@ def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(t
                                          ("", "")])
 def test_a_line_cut_short_is_dropped_when_more_are_added(tmp_path: Path, found: str, kept: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(found)
-    file = MetricsFile(tmp_path, append=True)
+    file = MetricsFile(tmp_path)
     file.write("end", {})
     file.close()
     assert (tmp_path / "metrics.jsonl").read_text() == kept + '{"event": "end"}\n'
@@ -93,8 +94,10 @@ def test_a_line_cut_short_is_dropped_when_more_are_added(tmp_path: Path, found: 
 
 def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("old\n")
-    MetricsFile(tmp_path, append=False).close()
+    assert set_aside(tmp_path) == tmp_path / "earlier-1"
+    MetricsFile(tmp_path).close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert (tmp_path / "earlier-1" / "metrics.jsonl").read_text() == "old\n"
 
 
 def test_sums_of_many_iterations_keep_double_precision() -> None:
