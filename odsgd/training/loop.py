@@ -35,8 +35,8 @@ from kvstore.methods import fit
 from kvstore.tracing import recorder
 from odsgd import timeline
 from odsgd.config.train import TrainConfig
-from odsgd.training import devices, going_on, randomness
-from odsgd.training.checkpoint import disk
+from odsgd.training import devices, randomness
+from odsgd.training.checkpoint import disk, manifests, resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter
 from odsgd.training.checkpoint.mirror import MirrorError, mirror_at
 from odsgd.training.data import data
@@ -48,6 +48,7 @@ from odsgd.training.run_log import RunLog, versions
 from odsgd.training.schedule import EpochProgress, EpochShares, Schedule
 from odsgd.training.stability import warnings_about
 from odsgd.training.step.passes import passes_for
+from odsgd.virtual import description
 
 
 def run(config: TrainConfig) -> int:
@@ -300,7 +301,7 @@ class Training:
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.schedule.batches_per_epoch,
                  "course": list(self.schedule.progress),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
-                 "cluster": going_on.cluster(self.config), "virtual_seconds": self.measured.virtual_s(),
+                 "cluster": self._cluster(), "virtual_seconds": self.measured.virtual_s(),
                  "untold": self.evaluator.untold, "epoch_so_far": self._so_far() if position else None}
         self.checkpoints.begin(facts)
         if self.config.cluster is not None:
@@ -323,15 +324,22 @@ class Training:
         return manifest.get("untold")
 
     def _resume(self) -> Tuple[Dict[str, Any], List[str]]:
-        """Take up the run that is there, if there is one to go on with. Its checkpoint's manifest, or an empty one, and
-        what to warn of. Collective.
+        """Take up the run that is there, if so asked; a job that the launcher has started again does, if there is one.
+        The checkpoint's manifest, or an empty one, and what to warn of. Collective.
         """
         if environment.joined():  # it has its iteration from the launcher, and its weights from the servers
             return {}, []
-        manifest, warnings = going_on.resume(self.config, self.store, self.net, self.folder, self.mirror,
-                                             self.schedule.batches_per_epoch)
+        again = environment.restarts() > 0
+        if not self.config.resume and not again:
+            if self.store.rank == 0:
+                self._check_empty()
+            return {}, []
+        manifest, warnings = resuming.resume(self.folder, self.store, self.net, self._check, self.mirror)
         if not manifest:
-            return {}, warnings
+            if again:
+                return {}, warnings
+            raise ConfigError(f"no complete checkpoint in `{self.folder}`; check --out, or leave --resume out to begin "
+                              "a new run")
         self.checkpoints.whole = manifest["iteration"]
         self.schedule.progress = EpochProgress(*manifest.get("course") or ())
         if manifest["num_workers"] != self.store.num_workers:
@@ -339,6 +347,30 @@ class Training:
         if self.config.cluster is not None:
             self.measured.virtual_before_s = manifest["virtual_seconds"] or 0.0
         return manifest, warnings
+
+    def _check_empty(self) -> None:
+        """ConfigError rather than mix with a run that is there."""
+        there = manifests.complete(self.folder)
+        if there:
+            raise ConfigError(f"`{self.folder.parent}` holds a run with checkpoints up to iteration {there[-1]}; go on "
+                              "with it (--resume), take another --out, or remove it")
+        if self.mirror is not None and self.mirror.holds(manifests.MANIFEST):
+            raise ConfigError(f"`{self.config.checkpoint_to}` holds a run's checkpoints; go on with it (--resume), or "
+                              "take another --checkpoint-to")
+
+    def _check(self, manifest: Dict[str, Any]) -> None:
+        """ConfigError unless a checkpoint fits this run. With ``-n MIN:MAX`` the number of workers may have changed."""
+        workers = {"num_workers": self.store.num_workers, "batches_per_epoch": self.schedule.batches_per_epoch}
+        others = environment.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
+        now = {**({} if others else workers), "cluster": self._cluster()}
+        manifests.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
+        manifests.check_model(manifest, self.net)
+
+    def _cluster(self) -> Optional[str]:
+        """Text that tells one virtual cluster from another; None for a real cluster."""
+        if self.config.cluster is None:
+            return None
+        return f"virtual, settings {description.checksum(self.config.virtual_cluster):08x}"
 
     def _divide_anew(self, manifest: Dict[str, Any]) -> str:
         """Give the rest of the epoch to the workers of now, whose number has changed; a line that says so."""
