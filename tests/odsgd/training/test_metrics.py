@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
+from odsgd.config.train import TrainConfig
 from odsgd.training.metrics import IN_FLIGHT, Clock, Meter, MetricsFile, Sums
-from odsgd.training.progress import Progress
-from odsgd.training.run_log import set_aside
+from odsgd.training.run_log import RunLog, set_aside
 from odsgd.training.step.passes import BatchResult
 from tests.jobs import ROOT
 
@@ -112,57 +112,62 @@ RECORD: Dict[str, Any] = {"epoch": 2, "iteration": 40, "train_loss": 0.25, "trai
                           "iteration_ms": 12.345, "lr": 0.1, "lr_local": 0.05}
 
 
+def run_log(folder: Path, silent: bool = False, done: int = 0) -> RunLog:
+    return RunLog(TrainConfig(out=str(folder), epochs=4), silent, done, 80)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(80, 0, silent=False, epochs=4)
-    progress.interval(RECORD)
-    progress.epoch({**RECORD, "lr_local": None, "test_loss": 0.3, "test_accuracy": 0.95})
-    progress.close()
+def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = run_log(tmp_path)
+    log.interval(RECORD)
+    log.epoch({**RECORD, "lr_local": None, "test_loss": 0.3, "test_accuracy": 0.95})
+    log.close()
     assert capsys.readouterr().out.splitlines() == [
         "iteration 40/80: loss 0.2500, accuracy 91.20%, 1234 samples/s, 12.35 ms, lr 0.1, lr_local 0.05",
         "epoch 2/4: loss 0.2500, accuracy 91.20%, 1234 samples/s, 12.35 ms, lr 0.1; test: loss 0.3000, accuracy 95.00%"]
 
 
-def test_staleness_is_shown_where_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(80, 0, silent=False)
-    progress.interval({**RECORD, "staleness_mean": 0.987, "updates_per_s": 151.4})
+def test_staleness_is_shown_where_it_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = run_log(tmp_path)
+    log.interval({**RECORD, "staleness_mean": 0.987, "updates_per_s": 151.4})
+    log.close()
     assert capsys.readouterr().out.endswith(", lr_local 0.05, staleness 0.99, 151 updates/s\n")
 
 
-def test_a_bar_on_a_terminal_counts_iterations_from_where_the_run_goes_on(monkeypatch: pytest.MonkeyPatch,
-                                                                            capsys: pytest.CaptureFixture[str]
-                                                                            ) -> None:
+def test_a_bar_on_a_terminal_counts_iterations_from_where_the_run_goes_on(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress(80, 39, silent=False)
-    progress.advance()
-    progress.interval(RECORD)
-    progress.say("a line")
-    progress.close()
+    log = run_log(tmp_path, done=39)
+    log.advance()
+    log.interval(RECORD)
+    log.say("a line")
+    log.close()
     assert "40/80" in terminal.getvalue() and "loss 0.2500, 1234 samples/s, accuracy 91.20%" in terminal.getvalue()
     assert capsys.readouterr().out == "a line\n"
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_the_other_workers_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-                                      stream: Type[io.StringIO]) -> None:
+def test_the_other_workers_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                      capsys: pytest.CaptureFixture[str], stream: Type[io.StringIO]) -> None:
     stderr = stream()
     monkeypatch.setattr(sys, "stderr", stderr)
-    progress = Progress(80, 0, silent=True)
-    progress.advance()
-    progress.interval(RECORD)
-    progress.epoch(RECORD)
-    progress.close()
-    assert capsys.readouterr().out == stderr.getvalue() == ""
+    log = run_log(tmp_path, silent=True)
+    log.advance()
+    log.interval(RECORD)
+    log.epoch(RECORD)
+    log.close()
+    assert capsys.readouterr().out == stderr.getvalue() == "" and not list(tmp_path.iterdir())
 
 
-def test_a_log_without_room_ends_no_training() -> None:
-    program = ("from odsgd.training.progress import Progress\nprogress = Progress(3, 0, silent=False)\n"
-               "progress.say('one')\nprogress.say('two')\n")
+def test_a_log_without_room_ends_no_training(tmp_path: Path) -> None:
+    program = ("from odsgd.config.train import TrainConfig\nfrom odsgd.training.run_log import RunLog\n"
+               f"run_log = RunLog(TrainConfig(out={str(tmp_path)!r}), False, 0, 3)\n"
+               "run_log.say('one')\nrun_log.say('two')\n")
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0
