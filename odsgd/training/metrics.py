@@ -1,4 +1,4 @@
-"""Loss and accuracy: counted on the devices, read a few iterations late, written as JSON lines.
+"""Loss and accuracy: counted on the devices, read a few iterations late.
 
 Why late. Reading a number waits for the computation that makes it. The loop therefore reads the loss of iteration
 t - IN_FLIGHT after it has queued iteration t: by then it is there or about to be. The same read keeps MXNet's queue
@@ -7,14 +7,9 @@ arose.
 """
 import collections
 import dataclasses
-import json
 import math
-import os
 import time
-from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
-
-from odsgd.report.runs import METRICS
 
 IN_FLIGHT = 4
 """Iterations that may be queued and not yet computed."""
@@ -92,24 +87,3 @@ class Clock:
     def go_on(self) -> None:
         if self._since is None:
             self._since = time.perf_counter()
-
-
-class MetricsFile:
-    """metrics.jsonl: one JSON object per line, each written out at once, so that a killed run leaves its measurements.
-
-    A number that is not finite is written as null, since JSON has no word for it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / METRICS
-        if path.exists():  # a run that was killed may have left half a line, which would spoil the next one
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  as long as this object
-
-    def write(self, event: str, fields: Dict[str, Any]) -> None:
-        record = json.loads(json.dumps({"event": event, **fields}), parse_constant=lambda _: None)
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, TextIO
 
 import numpy as np
 from tqdm import tqdm
@@ -26,7 +26,6 @@ from odsgd.board import Board
 from odsgd.config.train import TrainConfig
 from odsgd.report.runs import METRICS, still_valid
 from odsgd.training.checkpoint.disk import replacing
-from odsgd.training.metrics import MetricsFile
 
 STALENESS, ROUNDS, EVENTS = "staleness.json", "rounds.json", "events.out.tfevents.*"
 
@@ -46,8 +45,8 @@ class RunLog:
 
     def __init__(self, config: TrainConfig, silent: bool, iteration: int, total: int) -> None:
         self._config, self._iteration, self._total, self._began = config, iteration, total, time.perf_counter()
-        self._folder, self._file = Path(str(config.out)), None  # type: Path, Optional[MetricsFile]
-        self.silent = silent
+        self._folder, self.silent = Path(str(config.out)), silent
+        self._file: Optional[TextIO] = None
         self._board: Optional[Board] = None
         self._aside: Optional[Path] = None
         bar = not silent and sys.stderr.isatty()
@@ -65,7 +64,10 @@ class RunLog:
         self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._folder / "config.yaml") as temporary:
             temporary.write_text(self._config.to_yaml(), encoding="utf-8")
-        self._file = MetricsFile(self._folder)
+        metrics = self._folder / METRICS
+        if metrics.exists():  # a run that was killed may have left half a line, which would spoil the next one
+            os.truncate(metrics, metrics.read_bytes().rfind(b"\n") + 1)
+        self._file = open(metrics, "a", encoding="utf-8")  # noqa: SIM115  as long as this object
         self._board = Board(self._folder, purge_step) if self._config.board else None
 
     def _show(self, record: Dict[str, Any]) -> None:
@@ -196,8 +198,12 @@ class RunLog:
                                                   if key in names and (kind == "train" or key not in LIVE)})
 
     def _write(self, event: str, fields: Dict[str, Any]) -> None:
+        """A line of JSON, at once, so that a killed run leaves its measurements. JSON has null for what is not finite.
+        """
         if self._file is not None:
-            self._file.write(event, fields)
+            record = json.loads(json.dumps({"event": event, **fields}), parse_constant=lambda _: None)
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
 
 
 def _print(line: str) -> None:

@@ -13,10 +13,14 @@ import pytest
 
 from kvstore.engine._mxnet import mx
 from odsgd.config.train import TrainConfig
-from odsgd.training.metrics import IN_FLIGHT, Clock, Meter, MetricsFile, Sums
-from odsgd.training.run_log import RunLog, set_aside
+from odsgd.training.metrics import IN_FLIGHT, Clock, Meter, Sums
+from odsgd.training.run_log import RunLog
 from odsgd.training.step.passes import BatchResult
 from tests.jobs import ROOT
+
+
+def run_log(folder: Path, silent: bool = False, done: int = 0, resume: bool = False) -> RunLog:
+    return RunLog(TrainConfig(out=str(folder), epochs=4, resume=resume), silent, done, 80)
 
 
 def tally(loss: Any, hits: Any) -> Any:
@@ -75,10 +79,10 @@ def test_the_clock_stands_still_while_stopped(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path)
-    file.write("epoch", {"train_loss": math.nan, "parts": [math.inf, 1.5], "lr": 0.1})
+    log = run_log(tmp_path)
+    log._write("epoch", {"train_loss": math.nan, "parts": [math.inf, 1.5], "lr": 0.1})
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
-    file.close()
+    log.close()
     assert line == {"event": "epoch", "train_loss": None, "parts": [None, 1.5], "lr": 0.1}
 
 
@@ -86,16 +90,15 @@ def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(t
                                          ("", "")])
 def test_a_line_cut_short_is_dropped_when_more_are_added(tmp_path: Path, found: str, kept: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(found)
-    file = MetricsFile(tmp_path)
-    file.write("end", {})
-    file.close()
+    log = run_log(tmp_path, resume=True)
+    log._write("end", {})
+    log.close()
     assert (tmp_path / "metrics.jsonl").read_text() == kept + '{"event": "end"}\n'
 
 
 def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("old\n")
-    assert set_aside(tmp_path) == tmp_path / "earlier-1"
-    MetricsFile(tmp_path).close()
+    run_log(tmp_path).close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
     assert (tmp_path / "earlier-1" / "metrics.jsonl").read_text() == "old\n"
 
@@ -110,10 +113,6 @@ def test_sums_of_many_iterations_keep_double_precision() -> None:
 RECORD: Dict[str, Any] = {"epoch": 2, "iteration": 40, "train_loss": 0.25, "train_accuracy": 0.912,
                           "samples_per_s": 1234.5,
                           "iteration_ms": 12.345, "lr": 0.1, "lr_local": 0.05}
-
-
-def run_log(folder: Path, silent: bool = False, done: int = 0) -> RunLog:
-    return RunLog(TrainConfig(out=str(folder), epochs=4), silent, done, 80)
 
 
 class Terminal(io.StringIO):
