@@ -168,13 +168,9 @@ class TrainConfig(TrainOptions):
         return self.num_classes or DATASETS[self.dataset].classes
 
     @property
-    def device_count(self) -> int:
-        return _device_count(vars(self))
-
-    @property
     def worker_batch_size(self) -> int:
         """Examples of one worker per iteration, over all its devices: the b of the algorithms' mini-batch mean."""
-        return self.batch_size * self.device_count
+        return self.batch_size * _device_count(vars(self))
 
     @property
     def asynchronous(self) -> bool:
