@@ -29,12 +29,16 @@ from odsgd.training.checkpoint.disk import replacing
 
 STALENESS, ROUNDS, EVENTS = "staleness.json", "rounds.json", "events.out.tfevents.*"
 
-LIVE = {"lr": "rates/lr", "lr_local": "rates/lr_local", "samples_per_s": "speed/samples_per_s",
-        "iteration_ms": "speed/iteration_ms", "waiting_ms": "speed/waiting_ms", "staleness_mean": "staleness/mean",
-        "updates_per_s": "staleness/updates_per_s", "virtual_samples_per_s": "speed/virtual_samples_per_s",
-        "virtual_iteration_ms": "speed/virtual_iteration_ms"}
-"""Numbers of an interval by their names on the board, beside loss and accuracy."""
-ON_BOARD = {**LIVE, "test_loss": "test/loss", "test_accuracy": "test/accuracy"}
+ON_BOARD = {
+    "interval": {
+        "train_loss": "train/loss", "train_accuracy": "train/accuracy", "lr": "rates/lr", "lr_local": "rates/lr_local",
+        "samples_per_s": "speed/samples_per_s", "iteration_ms": "speed/iteration_ms", "waiting_ms": "speed/waiting_ms",
+        "staleness_mean": "staleness/mean", "updates_per_s": "staleness/updates_per_s",
+        "virtual_samples_per_s": "speed/virtual_samples_per_s", "virtual_iteration_ms": "speed/virtual_iteration_ms"},
+    "epoch": {
+        "train_loss": "epoch/loss", "train_accuracy": "epoch/accuracy", "test_loss": "test/loss",
+        "test_accuracy": "test/accuracy"}}
+"""Numbers of a record by their names on the board."""
 
 UNUSED = (": null", ": []", ": {}")
 """How an option ends in YAML that this run has no use for; config.yaml has these, too."""
@@ -142,7 +146,6 @@ class RunLog:
     def interval(self, record: Dict[str, Any]) -> None:
         """Numbers of the last iterations: into the bar, or as a line."""
         self._write("interval", record)
-        self._show_on_board(record, "train")
         self._show(record)
         if self._bar is None and not (environment.launched() and os.environ.get("ODSGD_LIVE")):
             self.say(f"iteration {record['iteration']}/{self._total}: {measured(record)}")
@@ -154,7 +157,6 @@ class RunLog:
 
     def epoch(self, record: Dict[str, Any]) -> None:
         self._write("epoch", {**record, "seconds_since_start": self.seconds()})
-        self._show_on_board(record, "epoch")
         tested = ""
         if "test_accuracy" in record:
             tested = f"; test: loss {record['test_loss']:.4f}, accuracy {record['test_accuracy']:.2%}"
@@ -190,13 +192,6 @@ class RunLog:
             if part is not None:
                 part.close()
 
-    def _show_on_board(self, record: Dict[str, Any], kind: str) -> None:
-        """`kind`: what its training loss and accuracy are of."""
-        if self._board is not None:
-            names = {**ON_BOARD, "train_loss": f"{kind}/loss", "train_accuracy": f"{kind}/accuracy"}
-            self._board.add(record["iteration"], {names[key]: value for key, value in record.items()
-                                                  if key in names and (kind == "train" or key not in LIVE)})
-
     def _write(self, event: str, fields: Dict[str, Any]) -> None:
         """A line of JSON, at once, so that a killed run leaves its measurements. JSON has null for what is not finite.
         """
@@ -204,6 +199,8 @@ class RunLog:
             record = json.loads(json.dumps({"event": event, **fields}), parse_constant=lambda _: None)
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
+        if self._board is not None and event in ON_BOARD:
+            self._board.add(fields["iteration"], {name: fields.get(key) for key, name in ON_BOARD[event].items()})
 
 
 def _print(line: str) -> None:
