@@ -295,7 +295,7 @@ def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int, wh
     """
     copies = second.holds(manifests.MANIFEST)
     stay = {*kept, *copies[-keep:], *[old for old in copies if old <= whole][-1:]}
-    for old in second.iterations():
+    for old in second.holds():
         if old < iteration and old not in stay:
             second.remove(old, first=manifests.MANIFEST)
 

@@ -65,16 +65,9 @@ class CheckpointMirror:
         """Copy a file of a checkpoint back."""
         _copy(Path(self._folder) / str(iteration) / name, path, parents=True)
 
-    def holds(self, name: str) -> List[int]:
-        """The checkpoints that have a file of this name."""
-        return self._listed(f"/{name}")
-
-    def iterations(self) -> List[int]:
-        """All checkpoints with at least one file or folder there."""
-        return self._listed("")
-
-    def _listed(self, rest: str) -> List[int]:
-        """The numbers N of the paths FOLDER/N followed by `rest`."""
+    def holds(self, name: str = "") -> List[int]:
+        """The checkpoints that have a file of this name; without one, all that have a folder."""
+        rest = f"/{name}" if name else ""
         numbers = re.findall(rf"/([0-9]{{1,15}}){re.escape(rest)}$", self._paths(rest), re.MULTILINE)
         return sorted(map(int, numbers))
 
