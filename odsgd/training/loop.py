@@ -185,7 +185,8 @@ class Training:
         end = min(self.total, self.store.iteration + self.schedule.batches_per_epoch - position)
         self.measured.begin_epoch()
         with pulse.doing("training"):
-            batches = self.passes.batches(self.data, epoch, position, self.schedule.progress.offset(epoch))
+            batches = (self.data.train(epoch, position, self.schedule.progress.offset(epoch)) if self.passes.learns
+                       else itertools.repeat(([], [])))
             for xs, ys in itertools.islice(batches, end - self.store.iteration):
                 self._iterate(xs, ys)
                 self.evaluator.advance()
