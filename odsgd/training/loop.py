@@ -130,12 +130,11 @@ class Training:
 
     def _run(self) -> None:
         manifest, warnings = self._resume()
-        self.total = self.schedule.total
         if self.frozen:
             agreement.check(self.store.session.transport, "the weights of frozen layers",
                             [models.digest(self.net, self.frozen)])
         self.measured.begin_interval()
-        self.run_log = RunLog(self.config, self.store.rank != 0, self.store.iteration, self.total)
+        self.run_log = RunLog(self.config, self.store.rank != 0, self.store.iteration, self.schedule.total)
         self.evaluator = Evaluator(self.config, self.store, self.data.test, self.passes.test, self.run_log,
                                    self._take_over, self._take_up_epoch(manifest))
         resumed = self.folder / str(manifest["iteration"]) if manifest else None
@@ -148,7 +147,7 @@ class Training:
                 self.run_log.warn(line)
             self.tested = self.evaluator.tell_untold(self._begin_store)
             self.epoch_began = self.run_log.seconds() - self.before_s
-            while self.store.iteration < self.total:
+            while self.store.iteration < self.schedule.total:
                 self._train_epoch()
             self.checkpoints.close()
             if self.staleness is not None:
@@ -182,7 +181,7 @@ class Training:
     def _train_epoch(self) -> None:
         """Train to the end of the epoch that the next iteration belongs to."""
         epoch, position = self.schedule.place(self.store.iteration)
-        end = min(self.total, self.store.iteration + self.schedule.batches_per_epoch - position)
+        end = min(self.schedule.total, self.store.iteration + self.schedule.batches_per_epoch - position)
         self.measured.begin_epoch()
         with pulse.doing("training"):
             batches = (self.data.train(epoch, position, self.schedule.progress.offset(epoch)) if self.passes.learns
@@ -251,7 +250,7 @@ class Training:
         """
         measured = self.measured
         measured.meter.drain()
-        if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.total:
+        if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.schedule.total:
             self._pass_epoch(epoch)
             return
         measured.clock.stop()
