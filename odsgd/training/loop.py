@@ -345,7 +345,7 @@ class Training:
         if manifest["num_workers"] != self.store.num_workers:
             warnings.append(self._divide_anew(manifest))
         if self.config.cluster is not None:
-            self.measured.virtual_before_s = manifest["virtual_seconds"] or 0.0
+            self.measured.virtual_before_s = manifest.get("virtual_seconds") or 0.0
         return manifest, warnings
 
     def _check_empty(self) -> None:
