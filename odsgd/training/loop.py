@@ -103,7 +103,7 @@ class Training:
         self.passes = passes_for(config, self.net, self.trainer, self.data, self.store.rank)
         self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
         self.schedule = Schedule(config, self.data.batches_per_epoch, self.store.num_workers)
-        self.measured = Measurements(config, self.schedule, self.store, self.trainer, transport, self.passes.learns)
+        self.measured = Measurements(config, self.schedule, self.store, self.trainer, transport)
         self.draws = randomness.draws(self.net)
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.before_s = 0.0  # what the first epoch has taken before the run was resumed
@@ -184,8 +184,8 @@ class Training:
         end = min(self.schedule.total, self.store.iteration + self.schedule.batches_per_epoch - position)
         self.measured.begin_epoch()
         with pulse.doing("training"):
-            batches = (self.data.train(epoch, position, self.schedule.progress.offset(epoch)) if self.passes.learns
-                       else itertools.repeat(([], [])))
+            batches = (itertools.repeat(([], [])) if self.config.emulate_compute else
+                       self.data.train(epoch, position, self.schedule.progress.offset(epoch)))
             for xs, ys in itertools.islice(batches, end - self.store.iteration):
                 self._iterate(xs, ys)
                 self.evaluator.advance()
@@ -284,7 +284,8 @@ class Training:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
-        return self.passes.learns and not environment.joined() and self.schedule.checkpoint_due(self.store.iteration)
+        keeps = not (self.config.emulate_compute or environment.joined())
+        return keeps and self.schedule.checkpoint_due(self.store.iteration)
 
     def _checkpoint(self) -> None:
         """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read

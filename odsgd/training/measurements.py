@@ -26,15 +26,11 @@ class Interval:
 
 
 class Measurements:
-    """Counts the iterations of one worker: `interval` since the last line for the user, `epoch` in this epoch.
+    """Counts the iterations of one worker: `interval` since the last line for the user, `epoch` in this epoch."""
 
-    `learns`: whether iterations have a loss.
-    """
-
-    def __init__(self, config: TrainConfig, schedule: Schedule, store: Store, trainer: Any, transport: Transport,
-                 learns: bool) -> None:
+    def __init__(self, config: TrainConfig, schedule: Schedule, store: Store, trainer: Any,
+                 transport: Transport) -> None:
         self._config, self._schedule, self._store, self._trainer = config, schedule, store, trainer
-        self._learns = learns
         self.meter, self.clock = Meter(self._take), Clock()
         self._transport_s: Callable[[], float] = getattr(transport, "seconds", float)  # a real one has no such clock
         self.virtual_before_s = 0.0  # before the run was resumed
@@ -75,7 +71,7 @@ class Measurements:
         present = self._store.num_workers - len(environment.absent_workers())
         lr, lr_local = self._schedule.rates(done - 1)
         follows = lr if self._config.steps_locally else None
-        learned = interval.sums.named("train") if self._learns else {}
+        learned = {} if self._config.emulate_compute else interval.sums.named("train")
         return {"epoch": self._schedule.place(done - 1)[0] + 1, "iteration": done, **learned,
                 "samples_per_s": iterations * self._config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,

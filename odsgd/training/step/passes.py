@@ -20,7 +20,6 @@ class BatchResult(mx.gluon.HybridBlock):
 class NetworkPasses:
     """Forward and backward of `net` on every device."""
 
-    learns = True
     warnings: Sequence[str] = ()
 
     def __init__(self, config: TrainConfig, net: Any, trainer: Any) -> None:
@@ -72,8 +71,6 @@ class RecordedPasses(NetworkPasses):
 
 class EmulatedPasses(NetworkPasses):
     """Only time passes. Gradients keep the values of the first batch; there is no data, and no result."""
-
-    learns = False
 
     def __init__(self, config: TrainConfig, net: Any, trainer: Any, compute: Compute, data: Any, rank: int) -> None:
         super().__init__(config, net, trainer)
