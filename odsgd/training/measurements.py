@@ -34,7 +34,6 @@ class Measurements:
         self.meter, self.clock = Meter(self._take), Clock()
         self._transport_s: Callable[[], float] = getattr(transport, "seconds", float)  # a real one has no such clock
         self.virtual_before_s = 0.0  # before the run was resumed
-        self.clock.stop()
         self.interval = self.epoch = self._from_here()
 
     def begin_interval(self) -> None:

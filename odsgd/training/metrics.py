@@ -71,11 +71,11 @@ class Meter:
 
 
 class Clock:
-    """Seconds spent training: evaluation and checkpoints stop it."""
+    """Seconds spent training: `go_on` starts it; evaluation and checkpoints stop it."""
 
     def __init__(self) -> None:
         self._passed_s = 0.0
-        self._since: Optional[float] = time.perf_counter()  # None while it is stopped
+        self._since: Optional[float] = None  # while it is stopped
 
     def read(self) -> float:
         return self._passed_s + (0.0 if self._since is None else time.perf_counter() - self._since)

@@ -66,6 +66,10 @@ def test_the_clock_stands_still_while_stopped(monkeypatch: pytest.MonkeyPatch) -
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = Clock()
+    now[0] = 102.0
+    assert clock.read() == 0.0
+    now[0] = 100.0
+    clock.go_on()
     now[0] = 103.0
     clock.stop()
     clock.stop()
