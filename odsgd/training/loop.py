@@ -103,7 +103,7 @@ class Training:
         self.passes = passes_for(config, self.net, self.trainer, self.data, self.store.rank)
         self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
         self.schedule = Schedule(config, self.data.batches_per_epoch, self.store.num_workers)
-        self.measured = Measurements(config, self.schedule, self.store, self.trainer, transport)
+        self.measured = Measurements(config, self.schedule, self.store, self.trainer)
         self.draws = randomness.draws(self.net)
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.before_s = 0.0  # what the first epoch has taken before the run was resumed

@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Tuple
 from kvstore.errors import DivergedError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
-from kvstore.messages.seam import Transport
 from kvstore.session.staleness import Staleness, mean
 from odsgd.config.train import TrainConfig
 from odsgd.training.metrics import Clock, Meter, Sums
@@ -28,11 +27,10 @@ class Interval:
 class Measurements:
     """Counts the iterations of one worker: `interval` since the last line for the user, `epoch` in this epoch."""
 
-    def __init__(self, config: TrainConfig, schedule: Schedule, store: Store, trainer: Any,
-                 transport: Transport) -> None:
+    def __init__(self, config: TrainConfig, schedule: Schedule, store: Store, trainer: Any) -> None:
         self._config, self._schedule, self._store, self._trainer = config, schedule, store, trainer
         self.meter, self.clock = Meter(self._take), Clock()
-        self._transport_s: Callable[[], float] = getattr(transport, "seconds", float)  # a real one has no such clock
+        self._cluster_s: Callable[[], float] = getattr(store.session.transport, "seconds", float)  # 0 of a real one
         self.virtual_before_s = 0.0  # before the run was resumed
         self.interval = self.epoch = self._from_here()
 
@@ -50,7 +48,7 @@ class Measurements:
 
     def virtual_s(self) -> float:
         """Seconds of the run so far on a virtual cluster, without evaluations and checkpoints; 0 on a real one."""
-        return round(self.virtual_before_s + self._transport_s(), 9)  # whole nanoseconds
+        return round(self.virtual_before_s + self._cluster_s(), 9)  # whole nanoseconds
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""

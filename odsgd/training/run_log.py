@@ -69,7 +69,7 @@ class RunLog:
         with replacing(self._folder / "config.yaml") as temporary:
             temporary.write_text(self._config.to_yaml(), encoding="utf-8")
         metrics = self._folder / METRICS
-        if metrics.exists():  # a run that was killed may have left half a line, which would spoil the next one
+        if metrics.is_file():  # a run that was killed may have left half a line, which would spoil the next one
             os.truncate(metrics, metrics.read_bytes().rfind(b"\n") + 1)
         self._file = open(metrics, "a", encoding="utf-8")  # noqa: SIM115  as long as this object
         self._board = Board(self._folder, purge_step) if self._config.board else None
