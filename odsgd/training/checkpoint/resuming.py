@@ -52,11 +52,11 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
     there = complete(root, second) if store.rank == 0 else []
     passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
     while True:
-        offer = from_worker_0(store, _offer(root, there, check, passed, second) if store.rank == 0 else None)
-        manifest = offer["manifest"]
+        offer = _offer(root, there, check, passed, second) if store.rank == 0 else None
+        manifest, passed = from_worker_0(store, (offer, passed))
         if manifest is None:
-            if offer["passed"]:
-                raise ConfigError(offer["passed"][0][1])
+            if passed:
+                raise ConfigError(passed[0][1])
             return {}, warnings
         folder = root / str(manifest["iteration"])
         others = manifest["num_workers"] != store.num_workers
@@ -78,7 +78,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
                 report("resumed", iteration=manifest["iteration"])
             return manifest, [*warnings, *(
                 f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
-                for name, why in offer["passed"])]
+                for name, why in passed)]
         passed.append((folder.name, complaints[0]))
 
 
@@ -90,7 +90,7 @@ def bring(second: CheckpointMirror, folder: Path, name: str) -> None:
 
 
 def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None],
-           passed: List[Tuple[str, str]], second: Optional[CheckpointMirror]) -> Dict[str, Any]:
+           passed: List[Tuple[str, str]], second: Optional[CheckpointMirror]) -> Optional[Dict[str, Any]]:
     """Worker 0's next proposal: the newest manifest that is left in `there`, brought from the second place if need be,
     without the parts of other workers."""
     while there:
@@ -104,8 +104,8 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
             passed.append((folder.name, str(error)))
             continue
         check(manifest)
-        return {"manifest": manifest, "passed": passed}
-    return {"manifest": None, "passed": passed}
+        return manifest
+    return None
 
 
 def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int, others: bool = False) -> None:
