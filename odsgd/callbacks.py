@@ -11,7 +11,7 @@ metrics go to TensorBoard by `OnBoard()`, another of its event handlers.
 """
 import contextlib
 import importlib
-import os
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from kvstore.engine._mxnet import mx
@@ -45,7 +45,7 @@ class Shared(events.TrainBegin, events.EpochEnd):  # type: ignore[name-defined]
             if self._val_data is not None:
                 of.evaluate(self._val_data)
             if self._prefix is not None and store.leads:
-                _make_folder(self._prefix)
+                Path(self._prefix).parent.mkdir(parents=True, exist_ok=True)
                 of.net.save_parameters(f"{self._prefix}-{self._epoch:04d}.params")
 
 
@@ -85,7 +85,7 @@ def do_checkpoint(module: Any, prefix: str, period: int = 1) -> Callable[..., No
             return
         with global_weights(module) as (arguments, statistics):
             if _of_module(module).leads:
-                _make_folder(prefix)
+                Path(prefix).parent.mkdir(parents=True, exist_ok=True)
                 mx.model.save_checkpoint(prefix, epoch + 1, symbol, arguments, statistics)
     return save
 
@@ -115,7 +115,3 @@ def _store(kvstore: Any) -> Store:
         raise ConfigError(f"the weights are trained with {kvstore!r}, which is none of odsgd's stores; these callbacks "
                           "are for those")
     return kvstore
-
-
-def _make_folder(prefix: str) -> None:
-    os.makedirs(os.path.dirname(os.path.abspath(prefix)), exist_ok=True)

@@ -52,9 +52,7 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
         if parameter._data is None:
             raise ConfigError(f"checkpoint.keep: {name} has no shape or value yet; initialize the network and run one "
                               "batch through it first")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(disk.held(Path(folder), store.rank))
-        return CheckpointKeeper(store, net, Path(folder), every, kept, mirror_at(to), stack)
+    return CheckpointKeeper(store, net, Path(folder), every, kept, mirror_at(to))
 
 
 class CheckpointKeeper:
@@ -64,26 +62,26 @@ class CheckpointKeeper:
     """
 
     def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int,
-                 mirror: Optional[CheckpointMirror], held: contextlib.ExitStack) -> None:
+                 mirror: Optional[CheckpointMirror]) -> None:
         self._store, self._net, self._every = store, net, every
         self._writer = CheckpointWriter(folder, store, net, kept, self._warn, mirror)
         self.iteration = environment.joined_at()
         """Iterations done."""
-        if not environment.joined():
-            self._resume(folder, mirror)
-        self._held = held.pop_all()
+        with contextlib.ExitStack() as held:
+            held.enter_context(disk.held(folder, store.rank))
+            if not environment.joined():
+                self._resume(folder, mirror)
+            self._held = held.pop_all()
 
     def _resume(self, folder: Path, mirror: Optional[CheckpointMirror]) -> None:
-        store = self._store
-        if store.rank == 0:
-            for line in resuming.check_saved(folder, mirror):
-                print(f"warning: {line}", flush=True)
-        if resuming.from_worker_0(store, resuming.complete(folder, mirror) if store.rank == 0 else []):
-            manifest, warnings = resuming.resume(folder, store, self._net, self._check, second=mirror)
+        manifest, warnings = resuming.resume(folder, self._store, self._net, self._check, mirror)
+        for line in warnings:
+            self._warn(line)
+        if manifest:
             self.iteration = self._writer.whole = manifest["iteration"]
             resumed = f"resumed from {folder / str(self.iteration)}{self._resume_rate()}"
-            if store.rank == 0:
-                print("\n".join([*(f"warning: {line}" for line in warnings), resumed]), flush=True)
+            if self._store.rank == 0:
+                print(resumed, flush=True)
 
     def _resume_rate(self) -> str:
         """Give a trainer without a schedule the rate of the last step; text if it had another.

@@ -95,10 +95,8 @@ def ran(command: Sequence[str], needed_for: str, within_s: float, input: str = "
 
 
 def output(command: Sequence[str]) -> str:
-    """The standard output of a short command, run beside the package; `unknown` if it cannot run."""
+    """The standard output of a short command; `unknown` if it cannot run."""
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                              timeout=60, cwd=os.path.dirname(sys.modules["odsgd"].__file__ or "."))
-    except (OSError, subprocess.TimeoutExpired):
+        return ran(command, "", 60).stdout.strip() or "unknown"
+    except ConfigError:
         return "unknown"
-    return done.stdout.strip() or "unknown"

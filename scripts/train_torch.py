@@ -95,7 +95,7 @@ class Run:
         self.clock.stop()
         tested = self.test() if self.schedule.evaluation_due(epoch, self.store.iteration) else {}
         record = {**self.record(epoch, sums, since, seconds), **tested, "seconds": self.run_log.seconds() - began}
-        self.run_log.epoch(record, self.config.epochs)
+        self.run_log.epoch(record)
         return tested
 
     def iterate(self, images: Any, labels: Any) -> Sums:
@@ -110,8 +110,8 @@ class Run:
     def record(self, epoch: int, sums: Sums, since: int, seconds: float) -> Dict[str, Any]:
         """Numbers of an epoch as far as it has come."""
         iterations, passed = self.store.iteration - since, self.clock.read() - seconds
-        return {"epoch": epoch + 1, "iteration": self.store.iteration, "train_loss": sums.mean_loss,
-                "train_accuracy": sums.accuracy, "iteration_ms": 1000 * passed / iterations,
+        return {"epoch": epoch + 1, "iteration": self.store.iteration, **sums.named("train"),
+                "iteration_ms": 1000 * passed / iterations,
                 "samples_per_s": iterations * self.config.worker_batch_size * self.store.num_workers / passed,
                 "lr": self.optimizer.param_groups[0]["lr"], "lr_local": self.store.lr_local}
 
@@ -125,7 +125,7 @@ class Run:
                 output = self.model(images)
                 sums.add(counted(torch.nn.functional.cross_entropy(output, labels), output, labels))
             self.model.train()
-        return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
+        return sums.named("test")
 
 
 def tensors(xs: List[Any], ys: List[Any]) -> Any:

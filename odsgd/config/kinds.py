@@ -6,6 +6,7 @@ from typing import Any, Dict
 import yaml
 
 from kvstore.options import LARGEST, Kind, as_text, integers, items
+from odsgd.virtual.description import DRAWS, TIME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +29,11 @@ class Compute:
 def _compute(value: Any) -> Compute:
     if isinstance(value, Compute):
         return value
-    match = re.fullmatch(r"([0-9.]+) ?(ms|s)(?:, ?lognormal:([0-9.]+))?", as_text(value).strip())
-    if not match:
+    time, _, draws = as_text(value).partition(",")
+    seconds, drawn = TIME.convert(time), DRAWS.convert(draws or "constant")
+    if not 0 < seconds < LARGEST or drawn.kind not in ("constant", "lognormal"):
         raise ValueError
-    number, unit, spread = match.groups()
-    compute = Compute(float(number) / (1000 if unit == "ms" else 1), float(spread or 0))
-    if not 0 < compute.seconds < LARGEST or not compute.spread < LARGEST:
-        raise ValueError
-    return compute
+    return Compute(seconds, *drawn.values)
 
 
 BOOLEANS: Dict[str, bool] = yaml.SafeLoader.bool_values

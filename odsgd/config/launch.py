@@ -243,14 +243,14 @@ class LaunchOptions(JobOptions, HostOptions):
         if self.launcher in ("slurm", "kubernetes") and self.hostfile:
             raise ConfigError(f"--launcher {self.launcher} has hosts of its own; leave out -H, or use --launcher ssh "
                               "or mpi")
-        for field in filter(self._is_given, dataclasses.fields(self)):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not value or value == field.default:
+                continue
             if field.metadata["launcher"] not in ("", self.launcher):
                 raise ConfigError(f"{flag_of(field)} works with --launcher {field.metadata['launcher']} only")
             if self.launcher == "kubernetes" and field.name in ("host_ip", "remote_python"):
                 raise ConfigError(f"{flag_of(field)} does not work with --launcher kubernetes; a pod has its own")
-
-    def _is_given(self, field: "dataclasses.Field[Any]") -> bool:
-        return bool(getattr(self, field.name)) and getattr(self, field.name) != field.default
 
     def kept(self) -> Dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(JobOptions)}

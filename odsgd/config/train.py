@@ -168,13 +168,9 @@ class TrainConfig(TrainOptions):
         return self.num_classes or DATASETS[self.dataset].classes
 
     @property
-    def device_count(self) -> int:
-        return _device_count(vars(self))
-
-    @property
     def worker_batch_size(self) -> int:
         """Examples of one worker per iteration, over all its devices: the b of the algorithms' mini-batch mean."""
-        return self.batch_size * self.device_count
+        return self.batch_size * _device_count(vars(self))
 
     @property
     def asynchronous(self) -> bool:
@@ -362,12 +358,12 @@ def option_fields() -> Dict[str, dataclasses.Field[Any]]:
 
 def _goes_with(key: str, store: str, same: bool) -> bool:
     """Whether a file's value of an option serves this store. `same`: it is the file's store."""
-    takers = methods.takers("lr_local" if key == "lr_step_epochs_local" else key)
-    if not takers and key != "transport":
-        return True
     method = algorithms.find(store)
     if key == "transport":
         return len(method.transports) > 1
+    takers = methods.takers("lr_local" if key == "lr_step_epochs_local" else key)
+    if not takers:
+        return True
     fields = {field.name: field for field in (*own_fields(), *dataclasses.fields(method.Options))}
     return store in takers and (same or not fields[key].metadata["method_specific"])
 

@@ -12,7 +12,7 @@ import dataclasses
 import datetime
 import math
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, Optional
 
 from kvstore.errors import ConfigError
 from odsgd.report.runs import Records, number
@@ -25,11 +25,8 @@ SAMPLED = ("not waiting", "waiting")
 PARTS = TRACED + SAMPLED
 
 
-class Breakdown(NamedTuple):
-    """The mean iteration of all workers, in milliseconds, by `PARTS`."""
-
-    iteration_ms: float
-    parts_ms: Dict[str, float]
+Breakdown = Dict[str, float]
+"""The mean iteration of all workers: milliseconds of each of its `PARTS`, which add up to the whole."""
 
 
 def breakdown_of(records: Records) -> Optional[Breakdown]:
@@ -45,7 +42,7 @@ def _sampled(records: Records) -> Optional[Breakdown]:
         return None
     iteration_ms, waiting_ms = found[len(found) // 2]
     waiting_ms = min(waiting_ms, iteration_ms)
-    return Breakdown(iteration_ms, dict(zip(SAMPLED, (iteration_ms - waiting_ms, waiting_ms))))
+    return dict(zip(SAMPLED, (iteration_ms - waiting_ms, waiting_ms)))
 
 
 def _traced(records: Records) -> Optional[Breakdown]:
@@ -102,4 +99,4 @@ def _mean(found: List[Shares]) -> Breakdown:
     iterations = sum(one.iterations for one in found)
     parts = [sum(ms(one, share) for one, share in zip(found, column)) / iterations for column in zip(*(
         (one.compute - one.hidden, one.hidden, one.exposed, one.idle) for one in found))]
-    return Breakdown(sum(parts), dict(zip(TRACED, parts)))
+    return dict(zip(TRACED, parts))

@@ -1,15 +1,11 @@
 """One page on several runs: HTML, with its pictures inside."""
 import base64
 from html import escape
-from typing import List, NamedTuple, Optional, Sequence
+from typing import List, Sequence
 
 from odsgd.report import pictures
 from odsgd.report.breakdown import breakdown_of, stretches, timeline_of
 from odsgd.report.runs import Records, cells, compared, outcome
-
-Table = List[List[str]]
-
-TITLE = "Report of runs"
 
 SHOWN = 3
 """Iterations of a timeline."""
@@ -43,70 +39,76 @@ th:first-child, td:first-child {{ text-align: left }}
 """
 
 
-class Section(NamedTuple):
+def html(runs: Sequence[Records]) -> str:
+    """The page as one file that needs no other."""
+    outcomes = list(map(outcome, runs))
+    sections = [
+        _section("Results", "Test accuracy is measured on the weights that all workers share, after the last epoch. "
+                 "Samples per second count all workers together in the median epoch, without evaluations "
+                 "and checkpoints; seconds are with them, but for the last checkpoint. Of a virtual cluster "
+                 "both are in its time, without either." + "".join(f" {line}" for line in compared(outcomes)),
+                 cells(outcomes)),
+        _accuracy(runs), _timelines(runs),
+        _section("Throughput", "Of all workers together, without evaluations and checkpoints; of a virtual cluster by "
+                 "its own time.", picture=pictures.picture(pictures.throughput, runs)),
+        _time(runs), _staleness(runs),
+        _section("How it was run", "Options and versions stand in each run's config.yaml and metrics.jsonl.",
+                 _settings(runs))]
+    title = f"Report of runs: {', '.join(run.name for run in runs)}"
+    return HTML.format(title=escape(title), body="\n".join(filter(None, sections)))
+
+
+def _section(title: str, text: str, table: Sequence[Sequence[str]] = (), picture: bytes = b"") -> str:
     """A part of the page; `picture` is an SVG."""
-
-    title: str
-    text: str
-    table: Optional[Table] = None
-    picture: Optional[bytes] = None
-
-
-def sections(runs: Sequence[Records]) -> List[Section]:
-    """The sections of the page on these runs."""
-    return [Section("Results", "Test accuracy is measured on the weights that all workers share, after the last epoch. "
-                    "Samples per second count all workers together in the median epoch, without evaluations "
-                    "and checkpoints; seconds are with them, but for the last checkpoint. Of a virtual cluster "
-                    "both are in its time, without either."
-                    + "".join(f" {line}" for line in compared(list(map(outcome, runs)))),
-                    cells(list(map(outcome, runs)))),
-            *_accuracy(runs), *_timelines(runs),
-            Section("Throughput", "Of all workers together, without evaluations and checkpoints; of a "
-                    "virtual cluster by its own time.",
-                    picture=pictures.picture(pictures.throughput, runs)),
-            _time(runs), *_staleness(runs),
-            Section("How it was run", "Options and versions stand in each run's config.yaml and metrics.jsonl.",
-                    _settings(runs))]
+    lines = [f"<h2>{escape(title)}</h2>", f"<p>{escape(text)}</p>"]
+    if picture:
+        content = base64.b64encode(picture).decode()
+        lines.append(f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{content}">')
+    if table:
+        head, *body = table
+        rows = ["".join(f"<th>{escape(cell)}</th>" for cell in head),
+                *("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in body)]
+        lines += ['<div class="wide"><table>', *(f"<tr>{row}</tr>" for row in rows), "</table></div>"]
+    return "\n".join(lines)
 
 
-def _accuracy(runs: Sequence[Records]) -> List[Section]:
+def _accuracy(runs: Sequence[Records]) -> str:
     if not any(epoch.get("test_accuracy") is not None for run in runs for epoch in run.epochs):
-        return []
-    return [Section("Accuracy", "By epoch, which shows what an algorithm learns of the same data, and by time, which "
-                    "shows what that is worth.", picture=pictures.picture(pictures.accuracy, runs, 2))]
+        return ""
+    return _section("Accuracy", "By epoch, which shows what an algorithm learns of the same data, and by time, which "
+                    "shows what that is worth.", picture=pictures.picture(pictures.accuracy, runs, 2))
 
 
-def _timelines(runs: Sequence[Records]) -> List[Section]:
+def _timelines(runs: Sequence[Records]) -> str:
     drawn = [(timeline, its[-1][-SHOWN:]) for run, timeline in ((run, timeline_of(run)) for run in runs)
              if timeline is not None for its in [stretches(timeline, run)] if its]
     if not drawn:
-        return []
-    return [Section("What a worker does when", "Worker 0 in the last whole iterations of an epoch: above what its "
-                    "device computes, below what is under way over the network.",
-                    picture=pictures.timelines(drawn))]
+        return ""
+    return _section("What a worker does when", "Worker 0 in the last whole iterations of an epoch: above what its "
+                    "device computes, below what is under way over the network.", picture=pictures.timelines(drawn))
 
 
-def _time(runs: Sequence[Records]) -> Section:
+def _time(runs: Sequence[Records]) -> str:
     title = "Where an iteration's time goes"
     found = [(run.name, one) for run in runs for one in [breakdown_of(run)] if one is not None]
     if not found:
-        return Section(title, "These runs have neither timelines (odsgd train --trace DIR) nor samples of it.")
+        return _section(title, "These runs have neither timelines (odsgd train --trace DIR) nor samples of it.")
     parts = pictures.parts_of(found)
     lines = [["run", "ms per iteration", *parts]]
-    lines += [[name, f"{one.iteration_ms:.2f}", *(f"{one.parts_ms[part]:.2f}" if part in one.parts_ms else "-"
-                                                  for part in parts)] for name, one in found]
-    return Section(title, TIME, lines, pictures.picture(pictures.breakdowns, found, height=1.3 + 0.4 * len(found)))
+    lines += [[name, f"{sum(one.values()):.2f}", *(f"{one[part]:.2f}" if part in one else "-" for part in parts)]
+              for name, one in found]
+    return _section(title, TIME, lines, pictures.picture(pictures.breakdowns, found, height=1.3 + 0.4 * len(found)))
 
 
-def _staleness(runs: Sequence[Records]) -> List[Section]:
+def _staleness(runs: Sequence[Records]) -> str:
     if not any(run.staleness or any("staleness_mean" in one for one in run.intervals) for run in runs):
-        return []
-    return [Section("Staleness", "How many updates the weights had seen between the reading of the weights that a "
+        return ""
+    return _section("Staleness", "How many updates the weights had seen between the reading of the weights that a "
                     "gradient was computed on and its own update, as the servers of asynchronous runs count it.",
-                    picture=pictures.picture(pictures.staleness, runs, 2))]
+                    picture=pictures.picture(pictures.staleness, runs, 2))
 
 
-def _settings(runs: Sequence[Records]) -> Table:
+def _settings(runs: Sequence[Records]) -> List[List[str]]:
     lines = [["run", "store", "workers", "model", "data", "batch", "lr", "iterations", "host", "began", "odsgd"]]
     for run in runs:
         start, config = run.start, run.start.get("config") or {}
@@ -115,24 +117,3 @@ def _settings(runs: Sequence[Records]) -> Table:
                  start.get("time"), (start.get("versions") or {}).get("odsgd")]
         lines.append([run.name, *("-" if value is None else str(value) for value in known)])
     return lines
-
-
-def html(runs: Sequence[Records]) -> str:
-    """The page as one file that needs no other."""
-    title = f"{TITLE}: {', '.join(run.name for run in runs)}"
-    body: List[str] = []
-    for section in sections(runs):
-        body += [f"<h2>{escape(section.title)}</h2>", f"<p>{escape(section.text)}</p>"]
-        if section.picture is not None:
-            content = base64.b64encode(section.picture).decode()
-            body.append(f'<img alt="{escape(section.title)}" src="data:image/svg+xml;base64,{content}">')
-        if section.table is not None:
-            body.append(_html_table(section.table))
-    return HTML.format(title=escape(title), body="\n".join(body))
-
-
-def _html_table(table: Table) -> str:
-    head, *lines = table
-    rows = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
-    rows += ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines]
-    return '<div class="wide"><table>\n' + "\n".join(f"<tr>{row}</tr>" for row in rows) + "\n</table></div>"

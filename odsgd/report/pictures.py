@@ -1,6 +1,7 @@
 """The pictures of a report. Each takes the axes to draw on and the runs, which keep their colour in all of them."""
 import dataclasses
 import io
+import itertools
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from odsgd.report.breakdown import PARTS, Breakdown
@@ -38,7 +39,7 @@ def timelines(drawn: Sequence[Tuple[Timeline, range]]) -> bytes:
 
 def accuracy(axes: Sequence[Any], runs: Sequence[Records]) -> None:
     """Test accuracy by epoch, and by time."""
-    for colour, run in _coloured(runs):
+    for colour, run in zip(itertools.cycle(COLOURS), runs):
         points = [(epoch["epoch"], seconds, 100 * number(epoch["test_accuracy"]))
                   for epoch, seconds in zip(run.epochs, run.seconds()) if epoch.get("test_accuracy") is not None]
         if points:
@@ -56,7 +57,7 @@ def accuracy(axes: Sequence[Any], runs: Sequence[Records]) -> None:
 
 def throughput(axes: Sequence[Any], runs: Sequence[Records]) -> None:
     """Samples per second, interval by interval."""
-    for colour, run in _coloured(runs):
+    for colour, run in zip(itertools.cycle(COLOURS), runs):
         of = [one for one in run.intervals or run.epochs if "iteration" in one]
         axes[0].plot([one["iteration"] for one in of], [samples_per_s(one) for one in of],
                      label=run.name, color=colour, linewidth=1)
@@ -67,7 +68,7 @@ def throughput(axes: Sequence[Any], runs: Sequence[Records]) -> None:
 
 def staleness(axes: Sequence[Any], runs: Sequence[Records]) -> None:
     """Staleness of asynchronous runs: the mean of each interval, and the share of the gradients with each staleness."""
-    for colour, run in _coloured(runs):
+    for colour, run in zip(itertools.cycle(COLOURS), runs):
         live = [one for one in run.intervals if "staleness_mean" in one]
         axes[0].plot([one["iteration"] for one in live], [number(one["staleness_mean"]) for one in live],
                      color=colour, linewidth=1, label=run.name if live else None)
@@ -91,7 +92,7 @@ def breakdowns(axes: Sequence[Any], found: Sequence[Tuple[str, Breakdown]]) -> N
     places = range(len(found), 0, -1)
     left = [0.0] * len(found)
     for part in parts_of(found):
-        lengths = [breakdown.parts_ms.get(part, 0.0) for _, breakdown in found]
+        lengths = [breakdown.get(part, 0.0) for _, breakdown in found]
         axes[0].barh(places, lengths, left=left, height=0.6, color=PARTS_COLOURS[part], label=part)
         left = [begin + length for begin, length in zip(left, lengths)]
     axes[0].set_yticks(list(places))
@@ -102,8 +103,4 @@ def breakdowns(axes: Sequence[Any], found: Sequence[Tuple[str, Breakdown]]) -> N
 
 def parts_of(found: Sequence[Tuple[str, Breakdown]]) -> List[str]:
     """The parts that at least one of the runs has."""
-    return [part for part in PARTS if any(part in breakdown.parts_ms for _, breakdown in found)]
-
-
-def _coloured(runs: Sequence[Records]) -> List[Any]:
-    return [(COLOURS[place % len(COLOURS)], run) for place, run in enumerate(runs)]
+    return [part for part in PARTS if any(part in breakdown for _, breakdown in found)]

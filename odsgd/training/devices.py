@@ -11,7 +11,10 @@ def contexts(config: TrainConfig) -> List[Any]:
     wanted = list(config.gpus) or list(range(config.num_gpus))
     if not wanted:
         return [mx.cpu(number) for number in range(config.num_cpus)]
-    present = _gpus_present()
+    try:
+        present = int(mx.context.num_gpus())
+    except mx.MXNetError:  # a CUDA build on a machine without a driver
+        present = 0
     missing = [number for number in wanted if number >= present]
     if missing:
         there = f"MXNet finds {present} GPU{'s' * (present != 1)} (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
@@ -21,10 +24,3 @@ def contexts(config: TrainConfig) -> List[Any]:
         raise ConfigError(f"no GPU {', '.join(map(str, listed))} on this machine: {there}. Leave "
                           "--num-gpus and --gpus out to compute on the CPU")
     return [mx.gpu(number) for number in wanted]
-
-
-def _gpus_present() -> int:
-    try:
-        return int(mx.context.num_gpus())
-    except mx.MXNetError:  # a CUDA build on a machine without a driver
-        return 0

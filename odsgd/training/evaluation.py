@@ -20,11 +20,6 @@ TestBatch = Callable[[List[Any], List[Any]], List[Any]]
 """Queues the passes of one batch of the test; the tallies of its devices."""
 
 
-def as_metrics(sums: Sums) -> Dict[str, float]:
-    """Loss and accuracy under their names in the metrics."""
-    return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
-
-
 def _tested(batches: Iterator[Any], compute: TestBatch, sums: Sums) -> Iterator[bool]:
     """Queue a batch of the test at each step; after the last one, `sums` has loss and right answers. Waits then."""
     meter = Meter(lambda _, part: sums.add(part))
@@ -70,10 +65,10 @@ class Evaluator:
                     for _ in _tested(self._batches(), self._compute, sums):
                         pass
             if not self._config.asynchronous or environment.joined():  # nobody sums up with a joiner
-                return as_metrics(sums)
+                return sums.named("test")
             told = sum_over_workers(self._store, sums)
             if told.examples:
-                return as_metrics(told if self._run_log.silent else sums)
+                return (told if self._run_log.silent else sums).named("test")
 
     def begin_beside(self, record: Dict[str, Any]) -> None:
         """Evaluate the global weights of now beside the next epoch; the record of this epoch is told then."""
@@ -89,7 +84,7 @@ class Evaluator:
             more = next(self._beside, False)
         if not more:
             self._beside = self._snapshot = None
-            self._tell(as_metrics(self._sums))
+            self._tell(self._sums.named("test"))
         return more
 
     @pulse.doing("evaluation")
@@ -115,7 +110,7 @@ class Evaluator:
     def _tell(self, tested: Dict[str, float]) -> None:
         assert self.untold is not None
         record, self.untold = {**self.untold, **tested}, None
-        self._run_log.epoch(record, self._config.epochs)
+        self._run_log.epoch(record)
 
 
 def sum_over_workers(store: Store, sums: Sums) -> Sums:

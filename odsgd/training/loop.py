@@ -35,8 +35,8 @@ from kvstore.methods import fit
 from kvstore.tracing import recorder
 from odsgd import timeline
 from odsgd.config.train import TrainConfig
-from odsgd.training import devices, going_on, randomness
-from odsgd.training.checkpoint import disk
+from odsgd.training import devices, randomness
+from odsgd.training.checkpoint import disk, manifests, resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter
 from odsgd.training.checkpoint.mirror import MirrorError, mirror_at
 from odsgd.training.data import data
@@ -48,6 +48,7 @@ from odsgd.training.run_log import RunLog, versions
 from odsgd.training.schedule import EpochProgress, EpochShares, Schedule
 from odsgd.training.stability import warnings_about
 from odsgd.training.step.passes import passes_for
+from odsgd.virtual import description
 
 
 def run(config: TrainConfig) -> int:
@@ -102,7 +103,7 @@ class Training:
         self.passes = passes_for(config, self.net, self.trainer, self.data, self.store.rank)
         self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
         self.schedule = Schedule(config, self.data.batches_per_epoch, self.store.num_workers)
-        self.measured = Measurements(config, self.schedule, self.store, self.trainer, transport, self.passes.learns)
+        self.measured = Measurements(config, self.schedule, self.store, self.trainer)
         self.draws = randomness.draws(self.net)
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.before_s = 0.0  # what the first epoch has taken before the run was resumed
@@ -129,12 +130,11 @@ class Training:
 
     def _run(self) -> None:
         manifest, warnings = self._resume()
-        self.total = self.schedule.total
         if self.frozen:
             agreement.check(self.store.session.transport, "the weights of frozen layers",
                             [models.digest(self.net, self.frozen)])
         self.measured.begin_interval()
-        self.run_log = RunLog(self.config, self.store.rank != 0, self.store.iteration, self.total)
+        self.run_log = RunLog(self.config, self.store.rank != 0, self.store.iteration, self.schedule.total)
         self.evaluator = Evaluator(self.config, self.store, self.data.test, self.passes.test, self.run_log,
                                    self._take_over, self._take_up_epoch(manifest))
         resumed = self.folder / str(manifest["iteration"]) if manifest else None
@@ -147,8 +147,9 @@ class Training:
                 self.run_log.warn(line)
             self.tested = self.evaluator.tell_untold(self._begin_store)
             self.epoch_began = self.run_log.seconds() - self.before_s
-            while self.store.iteration < self.total:
+            while self.store.iteration < self.schedule.total:
                 self._train_epoch()
+            self.checkpoints.close()
             if self.staleness is not None:
                 self.run_log.staleness(self.staleness.result())
                 if hasattr(self.store.options, "quorum"):
@@ -180,10 +181,11 @@ class Training:
     def _train_epoch(self) -> None:
         """Train to the end of the epoch that the next iteration belongs to."""
         epoch, position = self.schedule.place(self.store.iteration)
-        end = min(self.total, self.store.iteration + self.schedule.batches_per_epoch - position)
+        end = min(self.schedule.total, self.store.iteration + self.schedule.batches_per_epoch - position)
         self.measured.begin_epoch()
         with pulse.doing("training"):
-            batches = self.passes.batches(self.data, epoch, position, self.schedule.progress.offset(epoch))
+            batches = (itertools.repeat(([], [])) if self.config.emulate_compute else
+                       self.data.train(epoch, position, self.schedule.progress.offset(epoch)))
             for xs, ys in itertools.islice(batches, end - self.store.iteration):
                 self._iterate(xs, ys)
                 self.evaluator.advance()
@@ -197,8 +199,6 @@ class Training:
             self.epoch_began = self.run_log.seconds()  # of the next one, which has this checkpoint
         if self._checkpoint_due():
             self._checkpoint()
-        if self.store.iteration == self.total:
-            self.checkpoints.close()
 
     def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
         """Queue one iteration."""
@@ -220,8 +220,9 @@ class Training:
             self._log_interval()
 
     def _begin_staleness(self) -> None:
-        clock = self.measured.clock if self.config.cluster is None else self.measured.virtual
-        self.staleness = StalenessReader(self.store, clock)
+        measured = self.measured
+        clock_s = measured.clock.read if self.config.cluster is None else measured.virtual_s
+        self.staleness = StalenessReader(self.store, clock_s)
 
     def _take_over(self) -> None:
         """Speak, evaluate and write from here on, if the workers that did so are lost."""
@@ -249,7 +250,7 @@ class Training:
         """
         measured = self.measured
         measured.meter.drain()
-        if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.total:
+        if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.schedule.total:
             self._pass_epoch(epoch)
             return
         measured.clock.stop()
@@ -262,7 +263,7 @@ class Training:
         if self.schedule.evaluation_due(epoch, self.store.iteration):
             self.tested = self.evaluator.evaluate()
             record.update(self.tested)
-        self.run_log.epoch({**record, "seconds": self._epoch_seconds()}, self.config.epochs)
+        self.run_log.epoch({**record, "seconds": self._epoch_seconds()})
 
     def _epoch_seconds(self) -> float:
         return self.run_log.seconds() - self.epoch_began
@@ -278,12 +279,13 @@ class Training:
         if self.schedule.evaluation_due(epoch, self.store.iteration):
             self.evaluator.begin_beside(record)
         else:
-            self.run_log.epoch(record, self.config.epochs)
+            self.run_log.epoch(record)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
-        return self.passes.learns and not environment.joined() and self.schedule.checkpoint_due(self.store.iteration)
+        keeps = not (self.config.emulate_compute or environment.joined())
+        return keeps and self.schedule.checkpoint_due(self.store.iteration)
 
     def _checkpoint(self) -> None:
         """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read
@@ -300,7 +302,7 @@ class Training:
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.schedule.batches_per_epoch,
                  "course": list(self.schedule.progress),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
-                 "cluster": going_on.cluster(self.config), "virtual_seconds": self.measured.virtual.read(),
+                 "cluster": self._cluster(), "virtual_seconds": self.measured.virtual_s(),
                  "untold": self.evaluator.untold, "epoch_so_far": self._so_far() if position else None}
         self.checkpoints.begin(facts)
         if self.config.cluster is not None:
@@ -323,22 +325,53 @@ class Training:
         return manifest.get("untold")
 
     def _resume(self) -> Tuple[Dict[str, Any], List[str]]:
-        """Take up the run that is there, if there is one to go on with. Its checkpoint's manifest, or an empty one, and
-        what to warn of. Collective.
+        """Take up the run that is there, if so asked; a job that the launcher has started again does, if there is one.
+        The checkpoint's manifest, or an empty one, and what to warn of. Collective.
         """
         if environment.joined():  # it has its iteration from the launcher, and its weights from the servers
             return {}, []
-        manifest, warnings = going_on.resume(self.config, self.store, self.net, self.folder, self.mirror,
-                                             self.schedule.batches_per_epoch)
-        if manifest is None:
-            return {}, warnings
+        again = environment.restarts() > 0
+        if not self.config.resume and not again:
+            if self.store.rank == 0:
+                self._check_empty()
+            return {}, []
+        manifest, warnings = resuming.resume(self.folder, self.store, self.net, self._check, self.mirror)
+        if not manifest:
+            if again:
+                return {}, warnings
+            raise ConfigError(f"no complete checkpoint in `{self.folder}`; check --out, or leave --resume out to begin "
+                              "a new run")
         self.checkpoints.whole = manifest["iteration"]
         self.schedule.progress = EpochProgress(*manifest.get("course") or ())
         if manifest["num_workers"] != self.store.num_workers:
             warnings.append(self._divide_anew(manifest))
         if self.config.cluster is not None:
-            self.measured.virtual.go_on_from(manifest.get("virtual_seconds"))
+            self.measured.virtual_before_s = manifest.get("virtual_seconds") or 0.0
         return manifest, warnings
+
+    def _check_empty(self) -> None:
+        """ConfigError rather than mix with a run that is there."""
+        there = manifests.complete(self.folder)
+        if there:
+            raise ConfigError(f"`{self.folder.parent}` holds a run with checkpoints up to iteration {there[-1]}; go on "
+                              "with it (--resume), take another --out, or remove it")
+        if self.mirror is not None and self.mirror.holds(manifests.MANIFEST):
+            raise ConfigError(f"`{self.config.checkpoint_to}` holds a run's checkpoints; go on with it (--resume), or "
+                              "take another --checkpoint-to")
+
+    def _check(self, manifest: Dict[str, Any]) -> None:
+        """ConfigError unless a checkpoint fits this run. With ``-n MIN:MAX`` the number of workers may have changed."""
+        workers = {"num_workers": self.store.num_workers, "batches_per_epoch": self.schedule.batches_per_epoch}
+        others = environment.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
+        now = {**({} if others else workers), "cluster": self._cluster()}
+        manifests.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
+        manifests.check_model(manifest, self.net)
+
+    def _cluster(self) -> Optional[str]:
+        """Text that tells one virtual cluster from another; None for a real cluster."""
+        if self.config.cluster is None:
+            return None
+        return f"virtual, settings {description.checksum(self.config.virtual_cluster):08x}"
 
     def _divide_anew(self, manifest: Dict[str, Any]) -> str:
         """Give the rest of the epoch to the workers of now, whose number has changed; a line that says so."""

@@ -2,15 +2,14 @@
 import collections
 import dataclasses
 import math
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Tuple
 
 from kvstore.errors import DivergedError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
-from kvstore.messages.seam import Transport
 from kvstore.session.staleness import Staleness, mean
 from odsgd.config.train import TrainConfig
-from odsgd.training.metrics import Clock, Meter, Sums, VirtualClock
+from odsgd.training.metrics import Clock, Meter, Sums
 from odsgd.training.schedule import Schedule
 
 
@@ -20,23 +19,19 @@ class Interval:
 
     iteration: int
     clock_s: float
-    virtual_s: Optional[float]
+    virtual_s: float
     waited_s: float
     sums: Sums = dataclasses.field(default_factory=Sums)
 
 
 class Measurements:
-    """Counts the iterations of one worker: `interval` since the last line for the user, `epoch` in this epoch.
+    """Counts the iterations of one worker: `interval` since the last line for the user, `epoch` in this epoch."""
 
-    `learns`: whether iterations have a loss.
-    """
-
-    def __init__(self, config: TrainConfig, schedule: Schedule, store: Store, trainer: Any, transport: Transport,
-                 learns: bool) -> None:
+    def __init__(self, config: TrainConfig, schedule: Schedule, store: Store, trainer: Any) -> None:
         self._config, self._schedule, self._store, self._trainer = config, schedule, store, trainer
-        self._learns = learns
-        self.meter, self.clock, self.virtual = Meter(self._take), Clock(), VirtualClock(transport)
-        self.clock.stop()
+        self.meter, self.clock = Meter(self._take), Clock()
+        self._cluster_s: Callable[[], float] = getattr(store.session.transport, "seconds", float)  # 0 of a real one
+        self.virtual_before_s = 0.0  # before the run was resumed
         self.interval = self.epoch = self._from_here()
 
     def begin_interval(self) -> None:
@@ -49,7 +44,11 @@ class Measurements:
         self.epoch = self._from_here()
 
     def _from_here(self) -> Interval:
-        return Interval(self._store.iteration, self.clock.read(), self.virtual.read(), self._store.waited_s)
+        return Interval(self._store.iteration, self.clock.read(), self.virtual_s(), self._store.waited_s)
+
+    def virtual_s(self) -> float:
+        """Seconds of the run so far on a virtual cluster, without evaluations and checkpoints; 0 on a real one."""
+        return round(self.virtual_before_s + self._cluster_s(), 9)  # whole nanoseconds
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
@@ -69,8 +68,8 @@ class Measurements:
         present = self._store.num_workers - len(environment.absent_workers())
         lr, lr_local = self._schedule.rates(done - 1)
         follows = lr if self._config.steps_locally else None
-        learned = {"train_loss": interval.sums.mean_loss, "train_accuracy": interval.sums.accuracy}
-        return {"epoch": self._schedule.place(done - 1)[0] + 1, "iteration": done, **(learned if self._learns else {}),
+        learned = {} if self._config.emulate_compute else interval.sums.named("train")
+        return {"epoch": self._schedule.place(done - 1)[0] + 1, "iteration": done, **learned,
                 "samples_per_s": iterations * self._config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local, **self._loss_scale(),
@@ -83,10 +82,8 @@ class Measurements:
         return {} if scaler is None else {"loss_scale": scaler.loss_scale, "left_out": self._store.session.left_out}
 
     def _virtual(self, interval: Interval, iterations: int) -> Dict[str, float]:
-        """Time and speed on the virtual cluster's clock; empty for a real cluster."""
-        now = self.virtual.read()
-        if now is None or interval.virtual_s is None:
-            return {}
+        """Time and speed on the virtual cluster's clock."""
+        now = self.virtual_s()
         seconds = now - interval.virtual_s
         samples = iterations * self._config.worker_batch_size * self._store.num_workers
         return {"virtual_seconds": now, "virtual_iteration_ms": 1000 * seconds / iterations,
@@ -101,8 +98,8 @@ class StalenessReader:
     the numbers mean: docs/explanation/staleness.md.
     """
 
-    def __init__(self, store: Store, clock: Union[Clock, VirtualClock]) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Store, clock_s: Callable[[], float]) -> None:
+        self._store, self._clock_s = store, clock_s
         self._first = self._last = self._read()
         self.arrived: Dict[int, int] = {}
         """Gradients by their staleness, between the last two calls of `interval`."""
@@ -130,7 +127,7 @@ class StalenessReader:
                             for rank, taus in counted.by_worker.items()}}
 
     def _read(self) -> Tuple[Staleness, float]:
-        return self._store.statistics(), self._clock.read() or 0.0
+        return self._store.statistics(), self._clock_s()
 
 
 def _speed(before: Tuple[Staleness, float], now: Tuple[Staleness, float]) -> float:

@@ -1,4 +1,4 @@
-"""Loss and accuracy: counted on the devices, read a few iterations late, written as JSON lines.
+"""Loss and accuracy: counted on the devices, read a few iterations late.
 
 Why late. Reading a number waits for the computation that makes it. The loop therefore reads the loss of iteration
 t - IN_FLIGHT after it has queued iteration t: by then it is there or about to be. The same read keeps MXNet's queue
@@ -7,15 +7,9 @@ arose.
 """
 import collections
 import dataclasses
-import json
 import math
-import os
 import time
-from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
-
-from kvstore.messages.seam import Transport
-from odsgd.report.runs import METRICS
 
 IN_FLIGHT = 4
 """Iterations that may be queued and not yet computed."""
@@ -44,6 +38,10 @@ class Sums:
         """Share of right answers, 0 to 1; NaN if there was no example."""
         return self.hits / self.examples if self.examples else math.nan
 
+    def named(self, kind: str) -> Dict[str, float]:
+        """Both under their names in the metrics, of `train` or `test`."""
+        return {f"{kind}_loss": self.mean_loss, f"{kind}_accuracy": self.accuracy}
+
 
 class Meter:
     """Adds up what iterations counted, IN_FLIGHT iterations late.
@@ -51,14 +49,14 @@ class Meter:
     `on_read(iteration, sums)` is called for every iteration as its numbers arrive, in order.
     """
 
-    def __init__(self, on_read: Callable[[int, Sums], None], in_flight: int = IN_FLIGHT) -> None:
-        self._on_read, self._in_flight = on_read, in_flight
+    def __init__(self, on_read: Callable[[int, Sums], None]) -> None:
+        self._on_read = on_read
         self._queue: Deque[Tuple[int, List[Any], int]] = collections.deque()
 
     def add(self, iteration: int, tallies: List[Any], examples: int) -> None:
         """Iteration `iteration` has been queued and will give `tallies`; waits for an earlier one."""
         self._queue.append((iteration, tallies, examples))
-        while len(self._queue) > self._in_flight:
+        if len(self._queue) > IN_FLIGHT:
             self._read()
 
     def drain(self) -> None:
@@ -73,11 +71,11 @@ class Meter:
 
 
 class Clock:
-    """Seconds spent training: evaluation and checkpoints stop it."""
+    """Seconds spent training: `go_on` starts it; evaluation and checkpoints stop it."""
 
     def __init__(self) -> None:
         self._passed_s = 0.0
-        self._since: Optional[float] = time.perf_counter()  # None while it is stopped
+        self._since: Optional[float] = None  # while it is stopped
 
     def read(self) -> float:
         return self._passed_s + (0.0 if self._since is None else time.perf_counter() - self._since)
@@ -89,40 +87,3 @@ class Clock:
     def go_on(self) -> None:
         if self._since is None:
             self._since = time.perf_counter()
-
-
-class VirtualClock:
-    """The time of a cluster in virtual time; it stands still during evaluations and checkpoints of itself."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._seconds: Optional[Callable[[], float]] = getattr(transport, "seconds", None)
-        self._before_s = 0.0
-
-    def read(self) -> Optional[float]:
-        """Seconds of the run so far, with the time before a resume; None for a real cluster."""
-        return None if self._seconds is None else round(self._before_s + self._seconds(), 9)  # whole nanoseconds
-
-    def go_on_from(self, seconds: Optional[float]) -> None:
-        """Count on from the seconds that had passed before this process."""
-        self._before_s = seconds or 0.0
-
-
-class MetricsFile:
-    """metrics.jsonl: one JSON object per line, each written out at once, so that a killed run leaves its measurements.
-
-    A number that is not finite is written as null, since JSON has no word for it.
-    """
-
-    def __init__(self, folder: Path, append: bool) -> None:
-        path = folder / METRICS
-        if append and path.exists():  # a run that was killed may have left half a line, which would spoil the next one
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  as long as this object
-
-    def write(self, event: str, fields: Dict[str, Any]) -> None:
-        record = json.loads(json.dumps({"event": event, **fields}), parse_constant=lambda _: None)
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()

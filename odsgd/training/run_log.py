@@ -1,68 +1,114 @@
-"""What one worker tells of a run: lines (or a bar) for its user, and in its folder config.yaml, metrics.jsonl and, of
-an asynchronous job, staleness.json.
+"""What one worker tells of a run: lines (on a terminal also a bar) for its user, and in its folder config.yaml,
+metrics.jsonl and, of an asynchronous job, staleness.json. The other workers are silent.
+
+In a job the terminal is the launcher's. It draws the line by the beats of this process (`odsgd.launch.view.overview`),
+and says by ODSGD_LIVE that it does.
 """
 import datetime
 import itertools
 import json
+import os
 import platform
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, TextIO
 
 import numpy as np
+from tqdm import tqdm
 
 from kvstore.job import environment
+from kvstore.job.aside import guarded
+from kvstore.job.pulse import pulse
 from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
 from odsgd.report.runs import METRICS, still_valid
 from odsgd.training.checkpoint.disk import replacing
-from odsgd.training.metrics import MetricsFile
-from odsgd.training.progress import Progress
 
 STALENESS, ROUNDS, EVENTS = "staleness.json", "rounds.json", "events.out.tfevents.*"
 
-LIVE = {"lr": "rates/lr", "lr_local": "rates/lr_local", "samples_per_s": "speed/samples_per_s",
-        "iteration_ms": "speed/iteration_ms", "waiting_ms": "speed/waiting_ms", "staleness_mean": "staleness/mean",
-        "updates_per_s": "staleness/updates_per_s", "virtual_samples_per_s": "speed/virtual_samples_per_s",
-        "virtual_iteration_ms": "speed/virtual_iteration_ms"}
-"""Numbers of an interval by their names on the board, beside loss and accuracy."""
-ON_BOARD = {**LIVE, "test_loss": "test/loss", "test_accuracy": "test/accuracy"}
+ON_BOARD = {
+    "interval": {
+        "train_loss": "train/loss", "train_accuracy": "train/accuracy", "lr": "rates/lr", "lr_local": "rates/lr_local",
+        "samples_per_s": "speed/samples_per_s", "iteration_ms": "speed/iteration_ms", "waiting_ms": "speed/waiting_ms",
+        "staleness_mean": "staleness/mean", "updates_per_s": "staleness/updates_per_s",
+        "virtual_samples_per_s": "speed/virtual_samples_per_s", "virtual_iteration_ms": "speed/virtual_iteration_ms"},
+    "epoch": {
+        "train_loss": "epoch/loss", "train_accuracy": "epoch/accuracy", "test_loss": "test/loss",
+        "test_accuracy": "test/accuracy"}}
+"""Numbers of a record by their names on the board."""
 
 UNUSED = (": null", ": []", ": {}")
 """How an option ends in YAML that this run has no use for; config.yaml has these, too."""
 
 
-class RunLog(Progress):
+class RunLog:
     """The lines and the files of a run, which begins with `iteration` of `total`; of a silent worker, neither."""
 
     def __init__(self, config: TrainConfig, silent: bool, iteration: int, total: int) -> None:
-        super().__init__(total, iteration, silent, config.epochs, str(config.out))
-        self._config, self._iteration, self._began = config, iteration, time.perf_counter()
-        self._folder, self._file = Path(str(config.out)), None  # type: Path, Optional[MetricsFile]
+        self._config, self._iteration, self._total, self._began = config, iteration, total, time.perf_counter()
+        self._folder, self.silent = Path(str(config.out)), silent
+        self._file: Optional[TextIO] = None
         self._board: Optional[Board] = None
         self._aside: Optional[Path] = None
+        bar = not silent and sys.stderr.isatty()
+        self._bar: Optional[Any] = tqdm(total=total, initial=iteration, unit="it", dynamic_ncols=True) if bar else None
+        self._show({})
         if silent:
             return
         if config.resume or environment.restarts() > 0:
-            self._open(append=True, purge_step=iteration + 1)
+            self._open(purge_step=iteration + 1)
         else:
             self._aside = set_aside(self._folder)
-            self._open(append=False)
+            self._open()
 
-    def _open(self, append: bool, purge_step: Optional[int] = None) -> None:
+    def _open(self, purge_step: Optional[int] = None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._folder / "config.yaml") as temporary:
             temporary.write_text(self._config.to_yaml(), encoding="utf-8")
-        self._file = MetricsFile(self._folder, append)
+        metrics = self._folder / METRICS
+        if metrics.is_file():  # a run that was killed may have left half a line, which would spoil the next one
+            os.truncate(metrics, metrics.read_bytes().rfind(b"\n") + 1)
+        self._file = open(metrics, "a", encoding="utf-8")  # noqa: SIM115  as long as this object
         self._board = Board(self._folder, purge_step) if self._config.board else None
+
+    def _show(self, record: Dict[str, Any]) -> None:
+        """On the line that is redrawn: the epoch, and numbers of the last iterations."""
+        if self.silent:
+            return
+        head = tail = ""
+        if record:
+            head = f"epoch {record['epoch']}/{self._config.epochs}"
+            tail = f"{learned(record, 'loss {:.4f}')}, {record['samples_per_s']:.0f} samples/s"
+        if "staleness_mean" in record:
+            tail += f", staleness {record['staleness_mean']:.2f}"
+        if "train_loss" in record:
+            tail += learned(record, ", accuracy {1:.2%}")
+        if self._bar is not None:
+            self._bar.set_description_str(head, refresh=False)
+            self._bar.set_postfix_str(tail)
+        told = {"total": self._total, "head": head, "tail": tail, "out": os.path.abspath(self._folder)}
+        pulse.more["run"] = lambda: told
+
+    def say(self, line: str) -> None:
+        """One line (or several). Where they cannot be written the training goes on."""
+        with guarded("standard output"):
+            if self._bar is not None:
+                self._bar.write(line)
+            elif not self.silent:
+                _print(line)
+
+    def advance(self) -> None:
+        """One more iteration has been queued."""
+        if self._bar is not None:
+            self._bar.update()
 
     def take_over(self, worker_rank: int) -> None:
         """Speak from here on, in the place of a worker that is lost."""
         self.silent = False
-        self._open(append=True)
+        self._open()
         self.warn(f"worker {worker_rank} goes on with evaluating and writing, in the place of a lost one")
 
     def seconds(self) -> float:
@@ -98,19 +144,23 @@ class RunLog(Progress):
         self.say(f"warning: {line}")
 
     def interval(self, record: Dict[str, Any]) -> None:
+        """Numbers of the last iterations: into the bar, or as a line."""
         self._write("interval", record)
-        self._show_on_board(record, "train")
-        super().interval(record)
+        self._show(record)
+        if self._bar is None and not (environment.launched() and os.environ.get("ODSGD_LIVE")):
+            self.say(f"iteration {record['iteration']}/{self._total}: {measured(record)}")
 
     def arrived(self, iteration: int, counts: Dict[int, int]) -> None:
         """Gradients by their staleness, since the last call."""
         if self._board is not None:
             self._board.add_counts(iteration, "staleness/gradients", counts)
 
-    def epoch(self, record: Dict[str, Any], epochs: int) -> None:
+    def epoch(self, record: Dict[str, Any]) -> None:
         self._write("epoch", {**record, "seconds_since_start": self.seconds()})
-        self._show_on_board(record, "epoch")
-        super().epoch(record, epochs)
+        tested = ""
+        if "test_accuracy" in record:
+            tested = f"; test: loss {record['test_loss']:.4f}, accuracy {record['test_accuracy']:.2%}"
+        self.say(f"epoch {record['epoch']}/{self._config.epochs}: {measured(record)}{tested}")
 
     def has_epoch(self, number: int) -> bool:
         """Whether an epoch has been written down, by this run or by one that it goes on with."""
@@ -138,22 +188,47 @@ class RunLog(Progress):
 
     def close(self) -> None:
         """Leave terminal and file in order, also after a failure."""
-        super().close()
-        if self._file is not None:
-            self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-    def _show_on_board(self, record: Dict[str, Any], kind: str) -> None:
-        """`kind`: what its training loss and accuracy are of."""
-        if self._board is not None:
-            names = {**ON_BOARD, "train_loss": f"{kind}/loss", "train_accuracy": f"{kind}/accuracy"}
-            self._board.add(record["iteration"], {names[key]: value for key, value in record.items()
-                                                  if key in names and (kind == "train" or key not in LIVE)})
+        for part in (self._bar, self._file, self._board):
+            if part is not None:
+                part.close()
 
     def _write(self, event: str, fields: Dict[str, Any]) -> None:
+        """A line of JSON, at once, so that a killed run leaves its measurements. JSON has null for what is not finite.
+        """
         if self._file is not None:
-            self._file.write(event, fields)
+            record = json.loads(json.dumps({"event": event, **fields}), parse_constant=lambda _: None)
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        if self._board is not None and event in ON_BOARD:
+            self._board.add(fields["iteration"], {name: fields.get(key) for key, name in ON_BOARD[event].items()})
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  else Python tries again at its end, and exits with 120
+        raise
+
+
+def learned(record: Dict[str, Any], words: str) -> str:
+    """Loss and accuracy of a record, where it has them."""
+    if "train_loss" not in record:
+        return "emulated compute"
+    return words.format(record["train_loss"], record["train_accuracy"])
+
+
+def measured(record: Dict[str, Any]) -> str:
+    """Loss, accuracy, speed, learning rates, staleness and virtual time of a record, for a line."""
+    line = (f"{learned(record, 'loss {:.4f}, accuracy {:.2%}')}, {record['samples_per_s']:.0f} samples/s, "
+            f"{record['iteration_ms']:.2f} ms, lr {record['lr']:g}")
+    if record.get("lr_local") is not None:
+        line += f", lr_local {record['lr_local']:g}"
+    if "staleness_mean" in record:
+        line += f", staleness {record['staleness_mean']:.2f}, {record['updates_per_s']:.0f} updates/s"
+    if "virtual_seconds" in record:
+        line += f"; virtual: {record['virtual_seconds']:.4g} s, {record['virtual_iteration_ms']:.4g} ms per iteration"
+    return line
 
 
 def set_aside(folder: Path) -> Optional[Path]:

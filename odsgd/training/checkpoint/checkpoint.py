@@ -17,7 +17,6 @@ A checkpoint that turns out to be damaged gives way to the one before it, with a
 Hosts. A worker's part lies under the same path on its own host, whether or not hosts share a file system. Manifest,
 servers.npz and weights.params are on worker 0's; it decides what is resumed and tells the others what to expect.
 """
-import functools
 import json
 import threading
 from concurrent import futures
@@ -126,8 +125,7 @@ class UnfinishedCheckpoint:
     def _copy(self, name: str) -> None:
         """Begin to copy a file to the second place, if there is one."""
         if self._second is not None and not self._uncopied:
-            put = functools.partial(self._second.put, self._folder / name, self.iteration)
-            self._copies.append(self._second.later(put))
+            self._copies.append(self._second.later(self._second.put, self._folder / name, self.iteration))
 
     @pulse.doing("checkpoint")
     def finish(self) -> List[str]:
@@ -159,26 +157,25 @@ class UnfinishedCheckpoint:
         if not uncopied:
             self._count_copy()
         if not self._uncopied:
-            self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration, self.whole,
-                                                 self._keep))
+            self._second.aside(_retire_copies, self._second, kept, self.iteration, self.whole, self._keep)
         return [*earlier, *uncopied]
 
     def settle(self, within_s: float = 0.0) -> None:
         """Let a copy count that was late when this finished. Collective."""
-        told = agreement.gather_texts(self._store.session.transport, self._failure(self._copies, within_s))
+        told = agreement.gather_texts(self._store.session.transport, _failure(self._copies, within_s))
         if self._leads and not any(told):
             self._count_copy()
 
     def _count_copy(self) -> None:
         assert self._second is not None
-        self._second.aside(functools.partial(_put_manifest, self._second, self._folder, [
-            manifests.worker_file(self._store.rank), manifests.WEIGHTS, manifests.SERVERS]))
+        names = [manifests.worker_file(self._store.rank), manifests.WEIGHTS, manifests.SERVERS]
+        self._second.aside(_put_manifest, self._second, self._folder, names)
 
     def _uncount_copy(self) -> str:
         """Take the manifest of this number away in the second place; why it may still be there."""
         assert self._second is not None
-        remove = functools.partial(self._second.remove_file, self.iteration, manifests.MANIFEST)
-        return self._failure([self._second.later(remove)], copies_within_s(self._store))
+        removed = self._second.later(self._second.remove_file, self.iteration, manifests.MANIFEST)
+        return _failure([removed], copies_within_s(self._store))
 
     def _missing_copies(self) -> List[str]:
         """Wait a while for the copies; why some are missing. Collective."""
@@ -186,16 +183,9 @@ class UnfinishedCheckpoint:
         if self._second is None or self._uncopied:
             return [f"{line}an earlier one could not be removed there: {self._uncopied}"] if self._uncopied else []
         within_s = copies_within_s(self._store)
-        told = agreement.gather_texts(self._store.session.transport, self._failure(self._copies, within_s))
+        told = agreement.gather_texts(self._store.session.transport, _failure(self._copies, within_s))
         self.is_late = any(told)
         return [f"{line}worker {rank} could not copy its part: {why}" for rank, why in enumerate(told) if why]
-
-    def _failure(self, calls: List["futures.Future[None]"], within_s: float) -> str:
-        """Wait a while for them; why one is not done."""
-        futures.wait(calls, within_s)
-        late = f"not done within {within_s:g} s"
-        errors = [call.exception() if call.done() else late for call in calls]
-        return next((shown(str(error) or repr(error)) for error in errors if error is not None), "")
 
 
 class CheckpointWriter:
@@ -249,6 +239,14 @@ class CheckpointWriter:
             late.settle(within_s)
 
 
+def _failure(calls: List["futures.Future[None]"], within_s: float) -> str:
+    """Wait a while for them; why one is not done."""
+    futures.wait(calls, within_s)
+    late = f"not done within {within_s:g} s"
+    errors = [call.exception() if call.done() else late for call in calls]
+    return next((shown(str(error) or repr(error)) for error in errors if error is not None), "")
+
+
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> None:
     """An .npz of `arrays` and, as bytes of JSON, `meta`."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -297,7 +295,7 @@ def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int, wh
     """
     copies = second.holds(manifests.MANIFEST)
     stay = {*kept, *copies[-keep:], *[old for old in copies if old <= whole][-1:]}
-    for old in second.iterations():
+    for old in second.holds():
         if old < iteration and old not in stay:
             second.remove(old, first=manifests.MANIFEST)
 

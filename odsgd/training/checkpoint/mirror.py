@@ -12,7 +12,7 @@ import subprocess
 from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
-from typing import BinaryIO, Callable, List, Optional
+from typing import Any, BinaryIO, Callable, List, Optional
 
 from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
@@ -37,15 +37,15 @@ class CheckpointMirror:
         self._thread = BackgroundThread("the second place of checkpoints", most=0)
         self._aside: List[Future[None]] = []
 
-    def later(self, call: Callable[[], None]) -> "Future[None]":
-        """Do it beside the training."""
+    def later(self, call: Callable[..., None], *arguments: Any) -> "Future[None]":
+        """Call it beside the training."""
         future: Future[None] = Future()
-        self._thread.do(functools.partial(_settle, future, call))
+        self._thread.do(functools.partial(_settle, future, call, *arguments))
         return future
 
-    def aside(self, call: Callable[[], None]) -> None:
-        """Do it beside the training; `failures` says whether it failed."""
-        self._aside.append(self.later(call))
+    def aside(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call it beside the training; `failures` says whether it failed."""
+        self._aside.append(self.later(call, *arguments))
 
     def failures(self, within_s: float = 0.0) -> List[str]:
         """What has gone wrong aside since the last call; waits at most `within_s` for copies that are under way."""
@@ -65,16 +65,9 @@ class CheckpointMirror:
         """Copy a file of a checkpoint back."""
         _copy(Path(self._folder) / str(iteration) / name, path, parents=True)
 
-    def holds(self, name: str) -> List[int]:
-        """The checkpoints that have a file of this name."""
-        return self._listed(f"/{name}")
-
-    def iterations(self) -> List[int]:
-        """All checkpoints with at least one file or folder there."""
-        return self._listed("")
-
-    def _listed(self, rest: str) -> List[int]:
-        """The numbers N of the paths FOLDER/N followed by `rest`."""
+    def holds(self, name: str = "") -> List[int]:
+        """The checkpoints that have a file of this name; without one, all that have a folder."""
+        rest = f"/{name}" if name else ""
         numbers = re.findall(rf"/([0-9]{{1,15}}){re.escape(rest)}$", self._paths(rest), re.MULTILINE)
         return sorted(map(int, numbers))
 
@@ -156,9 +149,9 @@ def _copy(source: Path, target: Path, parents: bool) -> None:
         raise MirrorError(f"cannot copy `{source}` to `{target}`: {error.strerror}") from None
 
 
-def _settle(future: "Future[None]", call: Callable[[], None]) -> None:
+def _settle(future: "Future[None]", call: Callable[..., None], *arguments: Any) -> None:
     try:
-        call()
+        call(*arguments)
         future.set_result(None)
     except BaseException as error:  # told by who waits for it
         future.set_exception(error)

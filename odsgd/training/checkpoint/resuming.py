@@ -41,21 +41,23 @@ def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
 
 def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],
            second: Optional[CheckpointMirror] = None) -> Tuple[Dict[str, Any], List[str]]:
-    """Go on from the newest complete checkpoint that every worker finds whole; its manifest, and what to warn of.
+    """Go on from the newest complete checkpoint that every worker finds whole; its manifest, which is empty if there is
+    no checkpoint, and what to warn of.
 
     `check`: raises ConfigError on worker 0 for a manifest of another run. Collective, before the trainer's first step.
     Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
     not in `root` any more comes from the `second` place.
     """
+    warnings = check_saved(root, second) if store.rank == 0 else []
     there = complete(root, second) if store.rank == 0 else []
-    if store.rank == 0 and not there:
-        raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
     passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
     while True:
-        offer = from_worker_0(store, _offer(root, there, check, passed, second) if store.rank == 0 else None)
-        if offer["manifest"] is None:
-            raise ConfigError(offer["passed"][0][1])
-        manifest = offer["manifest"]
+        offer = _offer(root, there, check, passed, second) if store.rank == 0 else None
+        manifest, passed = from_worker_0(store, (offer, passed))
+        if manifest is None:
+            if passed:
+                raise ConfigError(passed[0][1])
+            return {}, warnings
         folder = root / str(manifest["iteration"])
         others = manifest["num_workers"] != store.num_workers
         complaint = ""
@@ -74,8 +76,9 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
                 restore(folder, store, net)
             if store.rank == 0:
                 report("resumed", iteration=manifest["iteration"])
-            return manifest, [f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
-                              for name, why in offer["passed"]]
+            return manifest, [*warnings, *(
+                f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
+                for name, why in passed)]
         passed.append((folder.name, complaints[0]))
 
 
@@ -87,7 +90,7 @@ def bring(second: CheckpointMirror, folder: Path, name: str) -> None:
 
 
 def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None],
-           passed: List[Tuple[str, str]], second: Optional[CheckpointMirror]) -> Dict[str, Any]:
+           passed: List[Tuple[str, str]], second: Optional[CheckpointMirror]) -> Optional[Dict[str, Any]]:
     """Worker 0's next proposal: the newest manifest that is left in `there`, brought from the second place if need be,
     without the parts of other workers."""
     while there:
@@ -101,8 +104,8 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
             passed.append((folder.name, str(error)))
             continue
         check(manifest)
-        return {"manifest": manifest, "passed": passed}
-    return {"manifest": None, "passed": passed}
+        return manifest
+    return None
 
 
 def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int, others: bool = False) -> None:

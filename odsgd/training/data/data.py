@@ -31,20 +31,18 @@ def load(config: TrainConfig, worker_rank: int, num_workers: int, arrays: Option
     if not contexts:
         from odsgd.training import devices  # it has MXNet
         contexts = devices.contexts(config)
-    if config.dataset == "imagenet":
+    arrays = arrays or in_memory(config)
+    if arrays is None:
         from odsgd.training.data.records import RecordData  # its reader is MXNet's
         return RecordData(config, worker_rank, num_workers, contexts)
-    arrays = arrays or _arrays(config)
     shards = Shards(len(arrays.train.labels), num_workers, config.worker_batch_size, config.seed)
     return ArrayData(arrays, shards, worker_rank, contexts, config.augment)
 
 
 def in_memory(config: TrainConfig) -> Optional[datasets.Arrays]:
     """The data of all workers; None for a set that is read from files as it is needed."""
-    return None if config.dataset == "imagenet" else _arrays(config)
-
-
-def _arrays(config: TrainConfig) -> datasets.Arrays:
+    if config.dataset == "imagenet":
+        return None
     if config.dataset == "synthetic":
         return datasets.synthetic(config.input_shape, config.classes, config.num_examples or 1)
     if config.dataset == "digits":

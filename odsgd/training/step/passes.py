@@ -1,5 +1,5 @@
 """What computes an iteration: the network, perhaps with bars on a timeline, or an accelerator that only takes time."""
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 from kvstore.engine._mxnet import mx
 from kvstore.tracing import recorder
@@ -20,7 +20,6 @@ class BatchResult(mx.gluon.HybridBlock):
 class NetworkPasses:
     """Forward and backward of `net` on every device."""
 
-    learns = True
     warnings: Sequence[str] = ()
 
     def __init__(self, config: TrainConfig, net: Any, trainer: Any) -> None:
@@ -30,10 +29,6 @@ class NetworkPasses:
         self.loss, self._result = mx.gluon.loss.SoftmaxCrossEntropyLoss(), BatchResult()
         for block in (self.loss, self._result):
             block.hybridize(config.hybridize)
-
-    def batches(self, data: Any, epoch: int, position: int, offset: int) -> Iterator[Any]:
-        """The batches that are left of an epoch."""
-        return data.train(epoch, position, offset)
 
     def train(self, xs: List[Any], ys: List[Any]) -> List[Any]:
         """Queue forward and backward; the result of each device's part of the batch."""
@@ -77,8 +72,6 @@ class RecordedPasses(NetworkPasses):
 class EmulatedPasses(NetworkPasses):
     """Only time passes. Gradients keep the values of the first batch; there is no data, and no result."""
 
-    learns = False
-
     def __init__(self, config: TrainConfig, net: Any, trainer: Any, compute: Compute, data: Any, rank: int) -> None:
         super().__init__(config, net, trainer)
         super().train(*next(iter(data.train(0))))
@@ -86,9 +79,6 @@ class EmulatedPasses(NetworkPasses):
                                   seed=[config.seed, rank])
         self.warnings = [f"forward and backward are emulated, {compute} per iteration: speeds count, and nothing is "
                          "learned, evaluated or kept"]
-
-    def batches(self, data: Any, epoch: int, position: int, offset: int) -> Iterator[Any]:
-        return iter([([], [])] * (data.batches_per_epoch - position))
 
     def train(self, xs: List[Any], ys: List[Any]) -> List[Any]:
         return [mx.nd.tile(through, 2) for through in self._emulated.iteration()]

@@ -30,7 +30,8 @@ def test_a_preset_is_valid_and_opens_with_what_one_needs_to_know(path: Path) -> 
     for label in ("reproduces", "launch", "machine", "time", "expect", "batch"):
         assert f"# {label}" in opening(path), label
     assert f"--config configs/{path.name}" in opening(path)
-    assert f"mini-batch of {config.worker_batch_size} per worker" in opening(path) or config.device_count == 1
+    one_device = config.worker_batch_size == config.batch_size
+    assert one_device or f"mini-batch of {config.worker_batch_size} per worker" in opening(path)
 
 
 @each_preset

@@ -334,7 +334,7 @@ def test_options_of_no_concern_to_a_store_do_not_reach_it() -> None:
 
 @pytest.mark.parametrize("flags, count", [("", 1), ("--num-cpus 2", 2), ("--gpus 0,2", 2), ("--num-gpus 4", 4)])
 def test_devices_are_counted_before_any_is_opened(flags: str, count: int) -> None:
-    assert from_flags(flags).device_count == count
+    assert from_flags(f"{flags} --batch-size 10").worker_batch_size == 10 * count
 
 
 def test_the_batch_size_is_that_of_one_device_as_in_gluons_scripts() -> None:
