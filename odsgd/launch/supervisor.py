@@ -220,9 +220,7 @@ class Supervisor:
         if self.judge.take_question():
             self.agents.ping()
         for name in self.judge.take_hung():
-            for agent in self.agents.all:
-                if agent.has(name):
-                    agent.channel.send(messages.EndHung(name))
+            self.agents.tell(messages.EndHung(name), name)
         for line in self.judge.liveness.take_warnings():
             self.console.say(f"warning: {line}")
         for lost in self.judge.take_lost():
@@ -306,7 +304,7 @@ class Supervisor:
             self.judge.unstartable(process.name, str(error), now)
         else:
             empty = [one.rank for one in places.all_empty(self.plan, self.judge)]
-            self.agents.of(process.name).channel.send(messages.WorkersLost(empty))
+            self.agents.tell(messages.WorkersLost(empty), process.name)
 
     def _guarded(self, what: str) -> ContextManager[None]:
         """For what only observes the job: its errors are shown, and do no harm."""
@@ -325,18 +323,17 @@ class Supervisor:
 
     def _heard(self, agent: AgentConnection, said: Sequence[Message]) -> None:
         now = time.monotonic()
-        self.judge.liveness.heard((process.name for process in agent.processes), now)
+        self.judge.liveness.heard(agent.names, now)
         for message in said:
             self.handle(agent, message, now)
 
     def handle(self, agent: AgentConnection, message: Message, now: float) -> None:
         """Act on a message of an agent; not on what it says of a process in whose place another has joined."""
-        stranger = isinstance(message, messages.ProcessMessage) and not agent.has(message.process)
+        stranger = isinstance(message, messages.ProcessMessage) and message.process not in agent.names
         if type(message) in self._handlers and not stranger:
             self._handlers[type(message)](agent, message, now)
 
-    def _host_lost(self, host: str, processes: List[Process], why: str, last_lines: List[str]) -> None:
-        names = [process.name for process in processes]
+    def _host_lost(self, host: str, names: List[str], why: str, last_lines: List[str]) -> None:
         self.judge.host_lost(host, names, why, last_lines, time.monotonic())
 
     def _greeted(self, agent: AgentConnection, hello: messages.Hello, now: float) -> None:
@@ -350,17 +347,17 @@ class Supervisor:
                     self.overview.set_host(process.name, hello.host)
 
     def _beats(self, agent: AgentConnection, message: messages.Beats, now: float) -> None:
-        beats = {name: beat for name, beat in message.beats.items() if agent.has(name)}
+        beats = {name: beat for name, beat in message.beats.items() if name in agent.names}
         self.judge.liveness.beats(beats, now)
         with self._guarded("the overview"):
             self.overview.beats(beats, now)
 
     def _answered(self, agent: AgentConnection, pong: messages.Pong, now: float) -> None:
-        self.judge.liveness.answered((process.name for process in agent.processes), pong.at)
+        self.judge.liveness.answered(agent.names, pong.at)
 
     def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
         if not self.agents.ending:
-            self.judge.agent_signalled(agent.host, [process.name for process in agent.processes], message.signal, now)
+            self.judge.agent_signalled(agent.host, agent.names, message.signal, now)
 
     def _show(self, agent: AgentConnection, output: messages.Output, now: float) -> None:
         if output.progress:
@@ -407,8 +404,7 @@ class Supervisor:
             self.console.say(f"{request.process}: its MPI asked for {refused}; it was cut off")
             answers[rank] = None
         for rank, answer in answers.items():
-            name = f"worker {rank}"
-            self.agents.of(name).channel.send(messages.MpiAnswer(name, answer))
+            self.agents.tell(messages.MpiAnswer(f"worker {rank}", answer), f"worker {rank}")
 
     # Ending
 

@@ -101,9 +101,9 @@ class AgentListener:
         self._selector.unregister(unproven.connection)
         return unproven.connection
 
-    def take_missing(self) -> List[Process]:
+    def take_missing(self) -> List[str]:
         """The processes of the agents that have not come; nobody waits for them any more."""
-        missing = [process for number in sorted(self.waiting) for process in self.expected[number].processes]
+        missing = [process.name for number in sorted(self.waiting) for process in self.expected[number].processes]
         self.waiting.clear()
         return missing
 

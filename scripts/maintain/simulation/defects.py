@@ -36,7 +36,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (JUDGE, 'worker.blocks_startup if self.on_sockets else worker.phase == "waiting"',
          'worker.phase == "waiting"')],
     "the last words of a lost worker were taken for those of the worker that joined in its place": [
-        ("odsgd.launch.supervisor", "not agent.has(message.process)", "message.process not in self.judge.members")],
+        ("odsgd.launch.supervisor", "message.process not in agent.names", "message.process not in self.judge.members")],
     "after a pause of a whole job healthy processes were said to have been silent": [
         ("odsgd.launch.agent.agent", "self.excused = held_up_s > HELD_UP_S", "self.excused = False")],
     "of two agents at one address only the first was watched": [
