@@ -46,9 +46,9 @@ OPEN_FILES, OPEN_FILES_PER_PROCESS = 256, 4
 agent of its own, with three pipes to ssh."""
 
 
-def run(job: Job, console: Optional[Console] = None) -> int:
+def run(job: Job) -> int:
     """Run a job to its end; return the launcher's exit code. Blocks; on the main thread it handles signals."""
-    console = console or Console()
+    console = Console()
     job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
     membership, attempts, restarts_used = Membership(job), itertools.count(), 0
@@ -127,7 +127,7 @@ class Supervisor:
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
         address = "{}:{}".format(*plan.scheduler_address) if job.num_servers else "the others"
         self.judge = Judge(job, members, time.monotonic(), address)
-        self.overview = Overview({member.name: member.host for member in members})
+        self.overview = Overview()
         self.status_file, self.missing_hosts = status_file, missing_hosts
         self.joiners: Dict[str, Tuple[str, str]] = {}  # workers that came later, and their hosts, by request
         self.checkpoint_seen = 0  # the last checkpoint that was looked at
@@ -185,13 +185,12 @@ class Supervisor:
 
         Until this attempt has a checkpoint, or has resumed from one, the last one of the attempt `before` counts.
         """
-        history = self.judge.history
+        judge = self.judge
         if self.verdict is None:
             return None
-        saved = history.saved or (before.saved if before else 0)
-        farthest = self.judge.liveness.farthest
-        since_s = max(0.0, self.failed_at - history.since)  # below 0: a checkpoint was reported while the attempt ended
-        return Attempt(self.verdict, history.resumed, saved, farthest, since_s)
+        saved = judge.saved or (before.saved if before else 0)
+        since_s = max(0.0, self.failed_at - judge.saved_at)  # below 0: it came while the attempt ended
+        return Attempt(self.verdict, judge.resumed, saved, judge.liveness.farthest, since_s)
 
     def blocking_startup(self) -> List[Process]:
         """The processes that kept the job from starting, if that is why it failed."""
@@ -257,12 +256,12 @@ class Supervisor:
     def _check_growth(self, now: float) -> Optional[Verdict]:
         """The end of this attempt at a checkpoint, if a missing host is back."""
         self.missing_hosts.ask(now)
-        history = self.judge.history
-        if history.saved in (self.checkpoint_seen, history.resumed):
+        saved = self.judge.saved
+        if saved in (self.checkpoint_seen, self.judge.resumed):
             return None
-        self.checkpoint_seen = history.saved
+        self.checkpoint_seen = saved
         back = ", ".join(dict.fromkeys(host.address for host in self.missing_hosts.back))
-        return Verdict(0, f"back: {back}; the job ends after checkpoint {history.saved} and is started again with all",
+        return Verdict(0, f"back: {back}; the job ends after checkpoint {saved} and is started again with all",
                        grows=True) if back else None
 
     def _show_progress(self, now: float) -> None:
@@ -281,10 +280,11 @@ class Supervisor:
         starting = "" if status else self._starting_text(now)
         self.console.show_status(text or starting)
         with self._guarded("the file for `odsgd watch`"):
+            hosts = {name: member.host for name, member in self.judge.members.items() if member.code is None}
             self.status_file.write({
                 "job": os.getpid(), "command": shlex.join(self.job.command), "written_at": time.time(),
-                "status": status, "starting": starting, "out": self.overview.out(), "rows": self.overview.table(),
-                "closed": closed, "joiners": self.joiners})
+                "status": status, "starting": starting, "out": self.overview.out(),
+                "rows": self.overview.table(hosts), "closed": closed, "joiners": self.joiners})
 
     def _let_join(self, request: str, now: float) -> None:
         """Start a worker in an empty place, by an agent of its own."""
@@ -295,7 +295,6 @@ class Supervisor:
         for agent in self.agents.all:
             agent.processes = [one for one in agent.processes if one.name != process.name]
         self.judge.joins(Member(process.name, process.role, process.host.address), now)
-        self.overview.set_host(process.name, process.host.address)
         self.console.say(f"{process.name} starts on {process.host.address}, to join after iteration "
                          f"{self.judge.liveness.farthest}")
         try:
@@ -340,11 +339,8 @@ class Supervisor:
         agent.greeted = True
         if agent.starter is None:  # mpirun or Kubernetes has chosen the host, and only now we know it
             agent.host = hello.host
-            for process in agent.processes:
-                self.judge.members[process.name].host = hello.host
-                self.judge.liveness.set_host(process.name, hello.host)
-                with self._guarded("the overview"):
-                    self.overview.set_host(process.name, hello.host)
+            for name in agent.names:
+                self.judge.members[name].host = hello.host
 
     def _beats(self, agent: AgentConnection, message: messages.Beats, now: float) -> None:
         beats = {name: beat for name, beat in message.beats.items() if name in agent.names}

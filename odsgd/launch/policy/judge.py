@@ -31,6 +31,7 @@ The rules, in the order in which `tick` applies them:
    timeout begins anew. A worker that joins later has the same time; then its place is given again.
 """
 import signal
+import textwrap
 from dataclasses import dataclass
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -38,6 +39,7 @@ from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
 from odsgd.launch.plan import Job, on_sockets
 from odsgd.launch.policy.failures import Failure, Member, signal_name
 from odsgd.launch.policy.liveness import LivenessMonitor
+from odsgd.tools import aligned
 
 SETTLE_S = 0.4
 LAST_WORDS_S = 2.0
@@ -50,21 +52,6 @@ class LostWorkers(NamedTuple):
 
     ranks: List[int]
     message: str
-
-
-@dataclass
-class CheckpointHistory:
-    """The job's checkpoints, as its workers report them."""
-
-    since: float  # the time of `saved`
-    resumed: int = 0
-    saved: int = 0
-
-    def note(self, event: str, iteration: object, now: float) -> None:
-        """A checkpoint has been completed, or the job has resumed from it."""
-        if isinstance(iteration, int) and not isinstance(iteration, bool):
-            self.saved, self.since = iteration, now
-            self.resumed = iteration if event == "resumed" else self.resumed
 
 
 @dataclass(frozen=True)
@@ -89,9 +76,10 @@ class Judge:
         self.non_workers = [member for member in members if member.role != "worker"]
         self.startup_timeout_s, self.started_at, self.scheduler_address = job.startup_timeout_s, now, scheduler_address
         self.continues_on_loss, self.on_sockets = job.on_worker_loss == "continue", on_sockets(job)
-        self.liveness = LivenessMonitor({member.name: member.host for member in members}, job.hang_timeout_s, now)
+        self.liveness = LivenessMonitor(members, job.hang_timeout_s, now)
         self.failures: List[Failure] = []
-        self.history = CheckpointHistory(now)
+        self.saved = self.resumed = 0  # the iteration of the last checkpoint, and that of the one it began from
+        self.saved_at = now
         self.newly_lost: List[LostWorkers] = []
         self.newly_joined: List[int] = []
         self.newly_hung: List[str] = []
@@ -110,7 +98,7 @@ class Judge:
         worker.part, worker.began_at, worker.lost_at = "joiner", now, before.lost_at if before else 0.0
         self.members[worker.name] = worker
         self.workers = [*(one for one in self.workers if one.name != worker.name), worker]
-        self.liveness.joins(worker.name, worker.host, now)
+        self.liveness.joins(worker, now)
 
     def started(self, name: str, pid: int) -> None:
         """The process exists."""
@@ -134,7 +122,10 @@ class Judge:
             if event == "done":
                 self.liveness.leaving(name, now, report.get("at"))
         elif event in ("saved", "resumed"):
-            self.history.note(event, report.get("iteration"), now)
+            iteration = report.get("iteration")
+            if type(iteration) is int:
+                self.saved, self.saved_at = iteration, now
+                self.resumed = iteration if event == "resumed" else self.resumed
         elif event == "failed" and member.error is None:
             member.error = str(report.get("error") or "no reason given")
             self._fail(Failure(member, admits_other_cause=bool(report.get("consequence"))), now)
@@ -442,8 +433,7 @@ class Judge:
         rows = [("process", "host", "pid", "state")]
         rows += [(member.name, member.host, str(member.pid or "-"), member.state_text
                   + ", does not answer" * (member.name in silent)) for member in members]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
         return Verdict(EXIT_DEADLINE, "\n".join([
-            f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
+            f"the job has not come up within {self.startup_timeout_s:g} s; {head}",
+            textwrap.indent(aligned(rows, to_left=rows[0]), "  "),
             "  If a worker needs more time before its first step, raise --startup-timeout."]), apart=not missing)

@@ -40,10 +40,9 @@ class _Sample(NamedTuple):
 
 
 class Overview:
-    """The status of one job, whose processes run on these hosts."""
+    """The status of one job."""
 
-    def __init__(self, hosts: Mapping[str, str]) -> None:
-        self._hosts = dict(hosts)
+    def __init__(self) -> None:
         self._samples: Dict[str, Deque[_Sample]] = {}
         self._beats: Dict[str, Facts] = {}
         self._began: Optional[Tuple[float, int]] = None  # time and number of the first iteration in a beat
@@ -51,14 +50,10 @@ class Overview:
 
     # Events
 
-    def set_host(self, name: str, host: str) -> None:
-        """The host of a process is now known."""
-        self._hosts[name] = host
-
     def beats(self, beats: Mapping[str, Any], now: float) -> None:
         """An agent has passed on the beats of its processes."""
         for name, beat in beats.items():
-            if name in self._hosts and isinstance(beat, dict):
+            if isinstance(beat, dict):
                 self._beats[name] = beat
                 if isinstance(beat.get("run"), dict):
                     self._speaker = name
@@ -67,10 +62,9 @@ class Overview:
                     self._add(name, beat, now - max(silent_s, 0.0))
 
     def ended(self, name: str) -> None:
-        """The process has ended, and is not shown any more."""
+        """The process has ended."""
         self._beats.pop(name, None)
         self._samples.pop(name, None)
-        self._hosts.pop(name, None)
 
     def _add(self, name: str, beat: Facts, at_s: float) -> None:
         """Note a beat by the time at which the process sent it."""
@@ -124,10 +118,10 @@ class Overview:
             found[name] = round(before.progress + min(max(share, 0.0), 1.0) * (then.progress - before.progress))
         return found
 
-    def table(self) -> List[Facts]:
-        """A row of facts for each process, workers first."""
-        names = sorted(self._hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
-        rows = [self._row(name) for name in names if name != "scheduler"]
+    def table(self, hosts: Mapping[str, str]) -> List[Facts]:
+        """A row of facts for each of these processes, which run on these hosts, workers first."""
+        names = sorted(hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
+        rows = [{**self._row(name), "host": hosts[name]} for name in names if name != "scheduler"]
         own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
         median = statistics.median_low(own) if len(own) > 1 else math.inf
         reached = self._together()
@@ -145,7 +139,7 @@ class Overview:
         beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
         samples = self._samples.get(name)
         own_ms = 1000 * (1 - (waiting or 0.0)) / rate if rate and name.startswith("worker") else None
-        return {"name": name, "host": self._hosts[name], "at": samples[-1].progress if samples else 0, "rate": rate,
+        return {"name": name, "at": samples[-1].progress if samples else 0, "rate": rate,
                 "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
                 "staleness": self._staleness(name), "doing": self._doing(beat)}
 

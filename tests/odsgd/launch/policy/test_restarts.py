@@ -67,11 +67,11 @@ def test_another_failure_is_tried_again(other: Attempt) -> None:
 
 def test_the_judge_knows_what_has_been_kept() -> None:
     judge = Judge(job(1, 1), [Member("worker 0", "worker", "hostA")], 5.0)
-    assert (judge.history.saved, judge.history.since) == (0, 5.0)
+    assert (judge.saved, judge.saved_at) == (0, 5.0)
     judge.reported("worker 0", {"event": "resumed", "iteration": 40}, 7.0)
     judge.reported("worker 0", {"event": "saved", "iteration": 60}, 9.0)
     judge.reported("worker 0", {"event": "saved", "iteration": "x"}, 11.0)
-    assert (judge.history.resumed, judge.history.saved, judge.history.since) == (40, 60, 9.0)
+    assert (judge.resumed, judge.saved, judge.saved_at) == (40, 60, 9.0)
 
 
 def elastic(*slots: Any, servers: int = 1, rejoin_timeout_s: float = 20.0, **settings: Any) -> Job:
