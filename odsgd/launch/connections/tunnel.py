@@ -21,7 +21,6 @@ outside Python's lock. The tunnel exchanges messages with its agent (`messages.p
 import contextlib
 import errno
 import functools
-import json
 import math
 import os
 import queue
@@ -42,7 +41,7 @@ from kvstore.errors import ConfigError
 from kvstore.job import environment
 from odsgd.launch import messages
 from odsgd.launch.addresses import LOOPBACK, address_towards
-from odsgd.launch.messages import Channel, RemoteSocket, TunnelOrders, of_json
+from odsgd.launch.messages import Channel, RemoteSocket, TunnelOrders, first_orders
 from odsgd.tools import ran
 
 OPENSSL = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "-",
@@ -427,11 +426,9 @@ def _exactly(guarded: ssl.SSLSocket, nbytes: int) -> bytes:
 
 def main() -> int:
     """``python -m odsgd.launch.connections.tunnel``, started by the agent."""
-    with open(0, "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()
-    if not line.endswith(b"\n"):
+    orders: Optional[TunnelOrders] = first_orders(TunnelOrders)
+    if orders is None:
         return 0  # the agent has gone
-    orders: TunnelOrders = of_json(TunnelOrders, json.loads(line))
     held = [bound(name) for name in orders.sockets if _is_port(name)]  # until MPI listens there
     address = orders.address or address_towards(orders.towards) or LOOPBACK
     try:

@@ -115,7 +115,10 @@ class Console:
     @property
     def columns(self) -> int:
         """The greatest width of a line at the bottom."""
-        return _columns(self.streams["stderr"]) - 1
+        try:
+            return (os.get_terminal_size(self.streams["stderr"].fileno()).columns or 80) - 1
+        except (OSError, ValueError):
+            return 79
 
     @_harmless()
     def say(self, text: str) -> None:
@@ -228,13 +231,6 @@ class Console:
 
 def _until(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
 
 
 def _cut(text: str, columns: int) -> str:
