@@ -65,7 +65,8 @@ FULL_S = 0.05
 """The pause when there is no room for another caller, or no file descriptor."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
-NAME = struct.Struct(">Q")  # a socket's number, with which its name ends
+NUMBER_NBYTES = 8
+"""Of a socket's number, with which its name ends. In one record of TLS, so that it is received whole."""
 LET_IN = b"\1"
 
 End = Union[socket.socket, ssl.SSLSocket]
@@ -198,7 +199,7 @@ class Tunnel:
         try:
             with contextlib.ExitStack() as closing:
                 guarded = closing.enter_context(self._calling.wrap_socket(way))
-                guarded.sendall(NAME.pack(number))
+                guarded.sendall(number.to_bytes(NUMBER_NBYTES, "big"))
                 if guarded.recv(len(LET_IN)):
                     closing.pop_all()
                     return guarded
@@ -246,7 +247,7 @@ class Tunnel:
         """The socket that a caller asks for, once the caller is proven; None if it is turned away."""
         try:
             guarded.do_handshake()
-            name = self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
+            name = self._sockets.get(int.from_bytes(guarded.recv(NUMBER_NBYTES), "big"))
             if name and self._unproven.pop(guarded, 0.0):  # else it was closed to make room
                 guarded.sendall(LET_IN)
                 return name
@@ -412,16 +413,6 @@ def _reached(name: str) -> socket.socket:
             if time.monotonic() > deadline:
                 raise
             time.sleep(THERE_EVERY_S)
-
-
-def _exactly(guarded: ssl.SSLSocket, nbytes: int) -> bytes:
-    received = b""
-    while len(received) < nbytes:
-        piece = guarded.recv(nbytes - len(received))
-        if not piece:
-            raise ConnectionResetError("it has gone")
-        received += piece
-    return received
 
 
 def main() -> int:
