@@ -69,25 +69,24 @@ def run(job: Job) -> int:
                 plan = make_plan(membership.job, scheduler, next(attempts), certificate, saved)
                 missing_hosts = MissingHosts(membership.full_job, *membership.left_out_hosts(time.monotonic()))
                 supervisor = Supervisor(membership.job, plan, console, status_file, missing_hosts)
-                exit_code = supervisor.run()
-            attempt = supervisor.attempt(before)
-            if attempt is None:
-                return exit_code
+                verdict = supervisor.run()
+            if verdict is None:
+                return 128 + signal.SIGPIPE
             if supervisor.judge.all_joined:
                 membership.note_started()
-            blocking = supervisor.blocking_startup()
-            rejoin_decision = membership.after_failed_start(blocking, plan.processes, time.monotonic(),
-                                                            attempt.verdict.apart)
+            rejoin_decision = membership.after_failed_start(supervisor.blocking_startup(verdict), plan.processes,
+                                                            time.monotonic(), verdict.apart)
+            attempt = supervisor.attempt(verdict, before)
             decision = rejoin_decision or decide(attempt, before, restarts_used, job.max_restarts)
             if decision.text:
                 console.say(decision.text)
             if not decision.again:
-                return exit_code
+                return verdict.exit_code
             if rejoin_decision:
                 time.sleep(REJOIN_EVERY_S)
                 continue
             before = attempt
-            if attempt.verdict.grows:
+            if verdict.grows:
                 membership.note_growth()
             else:
                 restarts_used += 1
@@ -135,7 +134,6 @@ class Supervisor:
         self.say_at_s = STARTING_SAID_S
         self.signals_seen = 0
         self.all_met_sent = False
-        self.verdict: Optional[Verdict] = None
         self.failed_at = 0.0
         self.blocking: List[str] = []  # the processes that kept the job from starting, as the verdict came
         self._handlers: Dict[Type[Message], Callable[[AgentConnection, Any, float], object]] = {
@@ -156,45 +154,43 @@ class Supervisor:
             messages.MpiRequest: self._mpi_asks,
             messages.Exit: self._exited}
 
-    def run(self) -> int:
-        """Start the job, see it to its end, and return the exit code."""
+    def run(self) -> Optional[Verdict]:
+        """Start the job, see it to its end, and say how it ended; None: nobody reads our output any more (`| head`)."""
         with early.handled_by(self._signalled):
             try:
                 self.agents.open()
                 if self.plan.spare:
                     self.agents.tell(messages.WorkersLost([process.rank for process in self.plan.spare]))
                 verdict = self._fail_without_store(self._wait())
-                self.verdict, self.failed_at = verdict, time.monotonic()
+                self.failed_at = time.monotonic()
                 self.blocking = self.judge.blocking_startup()  # before those end that we end
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; a second signal ends everything at once")
-                self._end()
-            except BrokenPipeError:  # nobody reads our output any more (`| head`): end as by SIGPIPE
-                return 128 + signal.SIGPIPE
+                self._end(verdict)
+            except BrokenPipeError:
+                return None
             finally:
                 self._close()
         stopped = None if verdict.by_signal or verdict.workers_succeeded else self.judge.stopped()
         if stopped:  # told to end while a failed attempt ended: it does not start again
             text = "\n".join(filter(None, [verdict.message, stopped.message]))
-            self.verdict = verdict = dataclasses.replace(stopped, message=text)
+            verdict = dataclasses.replace(stopped, message=text)
         self._announce(verdict)
-        return verdict.exit_code
+        return verdict
 
-    def attempt(self, before: Optional[Attempt]) -> Optional[Attempt]:
-        """How this attempt went; None if nobody reads our output any more.
+    def attempt(self, verdict: Verdict, before: Optional[Attempt]) -> Attempt:
+        """How this attempt went.
 
-        Until this attempt has a checkpoint, or has resumed from one, the last one of the attempt `before` counts.
+        Until it has a checkpoint, or has resumed from one, the last one of the attempt `before` counts.
         """
         judge = self.judge
-        if self.verdict is None:
-            return None
         saved = judge.saved or (before.saved if before else 0)
         since_s = max(0.0, self.failed_at - judge.saved_at)  # below 0: it came while the attempt ended
-        return Attempt(self.verdict, judge.resumed, saved, judge.liveness.farthest, since_s)
+        return Attempt(verdict, judge.resumed, saved, judge.liveness.farthest, since_s)
 
-    def blocking_startup(self) -> List[Process]:
+    def blocking_startup(self, verdict: Verdict) -> List[Process]:
         """The processes that kept the job from starting, if that is why it failed."""
-        if self.verdict is None or self.verdict.by_signal or self.verdict.workers_succeeded:
+        if verdict.by_signal or verdict.workers_succeeded:
             return []
         names = self.blocking
         if not self.job.least_workers:  # no worker can be spared, and one that has reported an error would do so again
@@ -404,11 +400,11 @@ class Supervisor:
 
     # Ending
 
-    def _end(self) -> None:
+    def _end(self, verdict: Verdict) -> None:
         """Stop everything, and wait until every agent has said that nothing is left."""
         self.agents.stop(self.job.grace_s)
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
-        signals_seen = 1 if self.verdict and self.verdict.by_signal else self.signals_seen
+        signals_seen = 1 if verdict.by_signal else self.signals_seen
         while time.monotonic() < deadline and self.agents.occupied:
             self.agents.turn()
             if self.signals_seen > signals_seen:  # told again: end at once

@@ -21,7 +21,7 @@ from odsgd.config import launch
 from odsgd.config.files import read_yaml_file
 from odsgd.config.launch import LaunchOptions
 from odsgd.launch.connections import handshake
-from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
+from odsgd.launch.hosts.listener import AgentListener
 from odsgd.launch.hosts.ssh import AgentConnection, orders, program
 from odsgd.launch.plan import Job, Plan
 from odsgd.tools import ran
@@ -134,7 +134,7 @@ class PodListener(AgentListener):
 
     def __init__(self, job: Job, plan: Plan) -> None:
         self.job = job
-        super().__init__([ExpectedAgent(host.address, [] if host.here else plan.on(host)) for host in job.slots],
+        super().__init__({host.address: [] if host.here else plan.on(host) for host in job.slots},
                          plan.secret, "", job.agents_port)
 
     def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:

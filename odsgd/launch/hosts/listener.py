@@ -6,7 +6,7 @@ import selectors
 import socket
 import subprocess
 import time
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
@@ -24,19 +24,13 @@ AGAIN_S = 0.5
 BACKLOG = 1024
 
 
-class ExpectedAgent(NamedTuple):
-    """Where an agent will be, and its processes. An agent names itself by its index in the list."""
-
-    label: str
-    processes: List[Process]
-
-
 class AgentListener:
-    """The port. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
+    """The port. `expected`: the processes of each agent, by a label that says where it will be; the agent itself gives
+    its number there. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
 
-    def __init__(self, expected: Sequence[ExpectedAgent], secret: str, address: str, port: int = 0) -> None:
-        self.expected, self.secret = expected, secret
-        self.waiting = {number for number, agent in enumerate(expected) if agent.processes}
+    def __init__(self, expected: Mapping[str, List[Process]], secret: str, address: str, port: int = 0) -> None:
+        self.expected, self.secret = list(expected.items()), secret
+        self.waiting = {number for number, (_, processes) in enumerate(self.expected) if processes}
         self.starter: Optional[subprocess.Popen[bytes]] = None  # the local program that starts them, if there is one
         self.starter_name = self.family = ""  # as `mpirun` and `MPI`
         try:
@@ -103,7 +97,7 @@ class AgentListener:
 
     def take_missing(self) -> List[str]:
         """The processes of the agents that have not come; nobody waits for them any more."""
-        missing = [process.name for number in sorted(self.waiting) for process in self.expected[number].processes]
+        missing = [process.name for number in sorted(self.waiting) for process in self.expected[number][1]]
         self.waiting.clear()
         return missing
 
@@ -120,7 +114,7 @@ class AgentListener:
         return AgentConnection(label, processes, Channel(fd, fd))
 
 
-def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: Sequence[ExpectedAgent],
+def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: Mapping[str, List[Process]],
           nodes: Sequence[str] = (), env: Optional[Mapping[str, str]] = None) -> AgentListener:
     """Have a program start the agents; it carries their orders in its environment, and nothing on its command line.
 
@@ -130,7 +124,7 @@ def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: S
     listener = AgentListener(expected, plan.secret, plan.scheduler_address[0])
     packed = handshake.pack({
         "launcher": list(listener.socket.getsockname()), "secret": plan.secret,
-        "ranks": [orders(job, agent.processes, remote=True) for agent in expected],
+        "ranks": [orders(job, processes, remote=True) for processes in expected.values()],
         "common": {"directory": os.getcwd()}, "nodes": list(nodes)})
     exported = {"PYTHONPATH": planning.package_path(job), handshake.VARIABLE: packed}
     # In front: MPICH's mpirun does not see the last variable of its environment when it exports by name.

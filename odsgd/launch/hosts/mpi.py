@@ -18,7 +18,7 @@ def open_mpirun(job: Job, plan: Plan) -> listener.AgentListener:
     """Start the agents by mpirun."""
     labels = [f"MPI rank {rank}" for rank in range(job.num_workers)]
     return listener.start("MPI", mpirun_command(job), job, plan,
-                      [listener.ExpectedAgent(label, plan.on(Host(label))) for label in labels])
+                      {label: plan.on(Host(label)) for label in labels})
 
 
 def mpirun_command(job: Job) -> List[str]:

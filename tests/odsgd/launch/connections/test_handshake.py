@@ -15,7 +15,7 @@ import pytest
 
 from odsgd.launch.connections.handshake import NODE, RANKS, pack, receive_orders, receive_packed_orders, unpack
 from odsgd.launch.hosts import listener as listening
-from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
+from odsgd.launch.hosts.listener import AgentListener
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Ping
 from odsgd.launch.plan import LOCAL, Process
@@ -29,8 +29,7 @@ class Launcher:
     """A launcher's port for three agents, and the loop that it is a part of."""
 
     def __init__(self) -> None:
-        expected = [ExpectedAgent(process.name, [process]) for process in PROCESSES]
-        self.listener = AgentListener(expected, SECRET, "127.0.0.1")
+        self.listener = AgentListener({process.name: [process] for process in PROCESSES}, SECRET, "127.0.0.1")
         self.at = self.listener.socket.getsockname()
         self.arrived: List[AgentConnection] = []
         self.over = threading.Event()
