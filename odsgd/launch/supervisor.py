@@ -212,17 +212,18 @@ class Supervisor:
 
     def _pass_on(self) -> None:
         """Tell the agents and the user what the judge has found."""
-        if self.judge.take_question():
+        news = self.judge.take_news()
+        if news.failed:
             self.agents.ping()
-        for name in self.judge.take_hung():
+        for name in news.hung:
             self.agents.tell(messages.EndHung(name), name)
         for line in self.judge.liveness.take_warnings():
             self.console.say(f"warning: {line}")
-        for lost in self.judge.take_lost():
+        for lost in news.lost:
             self.agents.tell(messages.WorkersLost(lost.ranks))
             self.console.say(lost.message)
             self.shown_at = 0.0  # its place is empty for `odsgd join` from this line on
-        for rank in self.judge.take_joined():
+        for rank in news.joined:
             self.agents.tell(messages.WorkerJoined(rank))
             self.console.say(f"worker {rank} has joined")
 

@@ -45,7 +45,6 @@ class Agents:
         self.ending = False
         self._selector = selectors.DefaultSelector()
         self._listener: Optional[AgentListener] = None
-        self._starters: List[subprocess.Popen[bytes]] = []
         self._last_lines: Dict[str, Deque[str]] = collections.defaultdict(
             lambda: collections.deque(maxlen=TAIL_LINES))
         self._exit_wait_s = STARTERS_END_WITHIN_S
@@ -121,14 +120,14 @@ class Agents:
         """Close every channel, which ends agents that have not heard us, and end every starter."""
         for agent in self.all:
             agent.close()
+        found = [(agent.starter, agent.greeted) for agent in self.all]
         if self._listener:
             self._listener.close()
-        unheard = [agent.starter for agent in self.all if not agent.greeted]
-        if self._listener and not any(agent.starter is None and agent.greeted for agent in self.all):
-            unheard.append(self._listener.starter)
-        _end([starter for starter in self._starters if starter in unheard], UNHEARD_WITHIN_S)
-        _end(self._starters, HUNG_UP_WITHIN_S)
-        for starter in self._starters:
+            found.append((self._listener.starter, any(agent.greeted for agent in self.all if agent.starter is None)))
+        starters = [starter for starter, _ in found if starter]
+        _end([starter for starter, greeted in found if starter and not greeted], UNHEARD_WITHIN_S)
+        _end(starters, HUNG_UP_WITHIN_S)
+        for starter in starters:
             for pipe in (starter.stdout, starter.stderr):
                 assert pipe
                 pipe.close()
@@ -174,7 +173,6 @@ class Agents:
     # Starters
 
     def _watch_starter(self, starter: "subprocess.Popen[bytes]", label: str, *kinds: str) -> None:
-        self._starters.append(starter)
         for kind in kinds:
             stream = Stream(kind, getattr(starter, kind).fileno())
             said = functools.partial(self._starter_said, stream, label)

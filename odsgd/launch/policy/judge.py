@@ -17,9 +17,9 @@ The rules, in the order in which `tick` applies them:
    is blamed for that, however it ends. On a ring nobody can tell which of several ends without a report was first, and
    the message says so. After each failure we ping all agents. If one does not answer, the first failure may be behind
    it; the message says that, too.
-   With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
+   With `on_worker_loss="continue"` the job goes on without the failed workers (`News.lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
-   A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
+   A process or an agent that hangs (`liveness.py`) has failed, too: `News.hung` are the processes to end.
 3. All remaining workers have ended with 0: the servers get `FAREWELL_S` to report `done`, then the job has succeeded.
    If a server has failed, its exit code is the job's. We do not wait for the scheduler: it only introduced the
    processes to each other, and no worker tells it that the job is over.
@@ -32,7 +32,7 @@ The rules, in the order in which `tick` applies them:
 """
 import signal
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
@@ -52,6 +52,16 @@ class LostWorkers(NamedTuple):
 
     ranks: List[int]
     message: str
+
+
+@dataclass
+class News:
+    """What the agents and the user are to be told."""
+
+    lost: List[LostWorkers] = field(default_factory=list)
+    joined: List[int] = field(default_factory=list)  # ranks of workers that have joined the running job
+    hung: List[str] = field(default_factory=list)  # processes that hang, and are to be ended
+    failed: bool = False  # there has been a failure: all agents are to be pinged
 
 
 @dataclass(frozen=True)
@@ -80,10 +90,7 @@ class Judge:
         self.failures: List[Failure] = []
         self.saved = self.resumed = 0  # the iteration of the last checkpoint, and that of the one it began from
         self.saved_at = now
-        self.newly_lost: List[LostWorkers] = []
-        self.newly_joined: List[int] = []
-        self.newly_hung: List[str] = []
-        self.asks = False  # all agents are to say what they know
+        self.news = News()
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
         self.server_exited_at: Optional[float] = None
@@ -118,7 +125,7 @@ class Judge:
             if self.joining_since is None:
                 self.joining_since = now
             if event == "joined" and member.part == "joiner":
-                self.newly_joined.append(member.rank)
+                self.news.joined.append(member.rank)
             if event == "done":
                 self.liveness.leaving(name, now, report.get("at"))
         elif event in ("saved", "resumed"):
@@ -234,25 +241,10 @@ class Judge:
         rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
         return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.state_text})"
 
-    def take_lost(self) -> List[LostWorkers]:
-        """The workers lost since the last call; the job goes on without them."""
-        lost, self.newly_lost = self.newly_lost, []
-        return lost
-
-    def take_joined(self) -> List[int]:
-        """The ranks of workers that have joined the running job since the last call."""
-        joined, self.newly_joined = self.newly_joined, []
-        return joined
-
-    def take_hung(self) -> List[str]:
-        """The processes that hang and are to be ended, since the last call."""
-        hung, self.newly_hung = self.newly_hung, []
-        return hung
-
-    def take_question(self) -> bool:
-        """Whether all agents are to be pinged, since there has been a failure since the last call."""
-        asks, self.asks = self.asks, False
-        return asks
+    def take_news(self) -> News:
+        """What has come about since the last call."""
+        news, self.news = self.news, News()
+        return news
 
     def _watch(self, now: float) -> None:
         """Look for processes that hang, unless there is a failure already."""
@@ -268,7 +260,7 @@ class Judge:
             for member in members:
                 member.hung = True
                 self.liveness.ended(member.name)
-            self.newly_hung += hung.names
+            self.news.hung += hung.names
         if hung.blamed:
             self._fail(Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
         else:
@@ -282,9 +274,9 @@ class Judge:
         for worker in late:
             worker.part, worker.lost_at = "lost", now
             self.liveness.ended(worker.name)
-            self.newly_hung.append(worker.name)
-            self.newly_lost.append(LostWorkers([worker.rank], f"{worker.name} has not joined ({worker.where}) within "
-                                               f"{self.startup_timeout_s:g} s, and is given up"))
+            self.news.hung.append(worker.name)
+            self.news.lost.append(LostWorkers([worker.rank], f"{worker.name} has not joined ({worker.where}) within "
+                                              f"{self.startup_timeout_s:g} s, and is given up"))
 
     def _counts(self, member: Member) -> bool:
         """Whether it matters that this process fails."""
@@ -294,7 +286,7 @@ class Judge:
         if not any(map(self._counts, failure.members)):
             return
         if not (failure.member and any(failure.member in other.members for other in self.failures)):
-            failure.at, self.asks = now, True
+            failure.at, self.news.failed = now, True
             self.failures.append(failure)
 
     def _failure_verdict(self, now: float) -> Optional[Verdict]:
@@ -358,7 +350,7 @@ class Judge:
                 reason = failure.text or failure.member.how_it_ended[0]
                 text = f"{failure.member.name} was lost ({failure.member.where}): {reason}"
             ranks = [member.rank for member in failure.members]
-            self.newly_lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
+            self.news.lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
         self.failures = []
         if self._workers_ended():
             self.workers_ended_at = now
