@@ -1,10 +1,10 @@
 """Whether a job that has failed is started again, from facts alone."""
+import subprocess
 from pathlib import Path
 from typing import Any, List, Optional
 
 import pytest
 
-from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.check import ASKED_EVERY_S, MissingHosts
 from odsgd.launch.plan import LOCAL, Job, Process, make_plan
 from odsgd.launch.policy.failures import Member
@@ -196,11 +196,11 @@ def test_missing_hosts_are_asked_and_answer(tmp_path: Path, monkeypatch: pytest.
 def test_missing_hosts_are_asked_later_if_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: List[float] = []
 
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         asked.append(len(asked))
         raise BlockingIOError
 
-    monkeypatch.setattr(ssh, "ask", fails)
+    monkeypatch.setattr(subprocess, "Popen", fails)
     missing_hosts = MissingHosts(elastic(A, B), [A, B], since=5.0)
     for now in (5.0, 6.0, 5.0 + ASKED_EVERY_S):
         missing_hosts.ask(now)
