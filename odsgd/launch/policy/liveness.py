@@ -198,7 +198,8 @@ class LivenessMonitor:
             if process.silent_s is None or process.silent_s <= self._fresh_s:
                 self._recovered(process, "answer")
             elif process.silent_s > times * self._warn_s:
-                text = f"has not answered for {process.silent_s:.0f} s" + self._because(process)
+                state = KERNEL_STATES.get(process.kernel_state, "")
+                text = f"has not answered for {process.silent_s:.0f} s{state and ': '}{state}{self._waiters(process)}"
                 if process.silent_s > times * self._limit_s:
                     return Hung([process.name], text)
                 self._warn(process, "answer", text)
@@ -286,10 +287,6 @@ class LivenessMonitor:
         """It is a server that is silent or stands still, though not for so long that it has failed."""
         return process.silent_s is not None and process.name.startswith("server") and (
             process not in answering or (process.activity == "serving" and now - process.moved_at > self._fresh_s))
-
-    def _because(self, process: _ProcessState) -> str:
-        state = KERNEL_STATES.get(process.kernel_state, "")
-        return (state and f": {state}") + self._waiters(process)
 
     def _waiters(self, process: _ProcessState) -> str:
         waiting = [other for other in self._processes.values()
