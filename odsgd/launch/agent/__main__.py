@@ -7,7 +7,7 @@ import sys
 from kvstore._version import VERSION
 from odsgd.launch.agent.agent import Agent
 from odsgd.launch.connections import handshake
-from odsgd.launch.messages import Channel, Orders, first_orders, of_json
+from odsgd.launch.messages import Channel, Orders, first_orders
 
 ORDERS_WITHIN_S = 120
 
@@ -17,9 +17,8 @@ def main() -> int:
     packed = os.environ.pop(handshake.VARIABLE, None)
     try:
         if packed:
-            orders, fd = handshake.receive_packed_orders(packed)
-            os.chdir(orders["directory"])
-            agent = Agent(of_json(Orders, orders), Channel(fd, fd))
+            told, fd = handshake.call_as_told(packed)
+            agent = Agent(told, Channel(fd, fd))
         else:
             signal.alarm(ORDERS_WITHIN_S)  # if the link is cut before they are here, nothing else ends this process
             told = first_orders(Orders)

@@ -25,7 +25,7 @@ STARTERS_END_WITHIN_S = 1.0
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S, ASKED_WITHIN_S = 4.0, 0.5, 0.5
 """How long a starter may take to end after we have hung up, if its agent has never spoken, and after we have asked."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
-    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.PodListener}
+    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.open_port}
 """Launchers whose agents call us."""
 
 

@@ -1,7 +1,7 @@
 """Starting an agent on a host: as a subprocess, by ssh, or by a program whose agents call us (`listener.py`).
 
 Each way ends in an `AgentConnection`. The job's secret never stands on a command line, which every user of a machine
-can read: a subprocess and ssh get their orders on stdin; mpirun and srun carry them in an environment variable.
+can read: a subprocess and ssh get it on stdin, with their orders; mpirun and srun carry it in an environment variable.
 """
 import errno
 import os
