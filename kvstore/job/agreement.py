@@ -2,7 +2,7 @@
 import difflib
 import hashlib
 import json
-from typing import Any, List, Protocol, Set
+from typing import Any, List, Protocol
 
 import numpy as np
 
@@ -28,7 +28,10 @@ def check(transport: Totals, what: str, mine: List[Any]) -> None:
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
     digests = _gather(transport, digest)
     there = digests.any(axis=1)
-    _check_lost(set(np.flatnonzero(~there).tolist()), what)
+    silent = set(np.flatnonzero(~there).tolist())
+    if not environment.all_lost(silent):
+        raise ProtocolError(f"worker {min(silent - environment.lost_workers())} has made another call where others "
+                            f"compare {what}; all workers make the same collective calls, in the same order")
     first, *others = np.flatnonzero(there)
     if np.all(digests[others] == digests[first]):
         return
@@ -39,13 +42,6 @@ def check(transport: Totals, what: str, mine: List[Any]) -> None:
                                         f"worker {other}", n=0, lineterm="")
             raise ProtocolError(f"workers {first} and {other} differ in {what}; all workers must run the same script "
                                 "with the same settings\n  " + "\n  ".join(diff))
-
-
-def _check_lost(silent: Set[int], what: str) -> None:
-    """ProtocolError if a silent worker is not one that the job has lost."""
-    if not environment.all_lost(silent):
-        raise ProtocolError(f"worker {min(silent - environment.lost_workers())} has made another call where others "
-                            f"compare {what}; all workers make the same collective calls, in the same order")
 
 
 def _gather(transport: Totals, mine: np.ndarray) -> np.ndarray:

@@ -9,12 +9,12 @@ import hashlib
 import hmac
 import json
 import os
+import re
 from typing import Any, Dict, Tuple
 
 from kvstore.errors import ProtocolError
 
-MOST_DIGITS = 18
-"""Of a sender or counter."""
+SIGNED = re.compile("([0-9]{1,18}) ([0-9]{1,18}) ([0-9a-f]{64}) ([ -\x7f]*)")
 
 
 def trusted() -> bool:
@@ -37,8 +37,8 @@ class Signer:
 
     def sign(self, name: str, payload: Dict[str, Any]) -> str:
         self._counter += 1
-        text = json.dumps([name, payload], ensure_ascii=True)
-        return f"{self._sender} {self._counter} {_signature(self._key, self._sender, self._counter, text)} {text}"
+        text, said = json.dumps([name, payload]), f"{self._sender} {self._counter}"
+        return f"{said} {_signature(self._key, f'{said} {text}')} {text}"
 
 
 class Verifier:
@@ -50,19 +50,12 @@ class Verifier:
 
     def verify(self, message: str) -> Tuple[int, str, Dict[str, Any]]:
         """Sender, name and payload of `message`; ProtocolError unless it is signed and new."""
-        try:
-            sender_text, counter_text, signature, text = message.split(" ", 3)
-            if max(len(sender_text), len(counter_text)) > MOST_DIGITS:
-                raise ValueError
-            sender, counter = int(sender_text), int(counter_text)
-            if [str(sender), str(counter)] != [sender_text, counter_text]:  # int() takes blanks, signs, other scripts
-                raise ValueError
-            expected = _signature(self._key, sender, counter, text).encode()
-            given = signature.encode()
-        except ValueError:
+        match = SIGNED.fullmatch(message)
+        if match is None:
             raise ProtocolError("an unsigned command reached this server and was not executed; "
-                                "is a stock MXNet worker (or a stranger) connected to this job?") from None
-        if not hmac.compare_digest(given, expected):
+                                "is a stock MXNet worker (or a stranger) connected to this job?")
+        sender, counter, text = int(match[1]), int(match[2]), match[4]
+        if not hmac.compare_digest(match[3], _signature(self._key, f"{match[1]} {match[2]} {text}")):
             raise ProtocolError(f"a command from worker {sender} is not signed with this job's secret "
                                 "(ODSGD_SECRET) and was not executed; workers and servers must come from one launch")
         if counter <= self._last.get(sender, 0):
@@ -78,5 +71,5 @@ class Verifier:
         return sender, name, payload
 
 
-def _signature(key: bytes, sender: int, counter: int, text: str) -> str:
-    return hmac.new(key, f"{sender} {counter} {text}".encode(), hashlib.sha256).hexdigest()
+def _signature(key: bytes, said: str) -> str:
+    return hmac.new(key, said.encode(), hashlib.sha256).hexdigest()

@@ -265,6 +265,13 @@ def of_json(kind: Any, value: Any) -> Any:
 _types = functools.lru_cache(None)(get_type_hints)
 
 
+def first_orders(kind: Any) -> Any:
+    """The orders in front of the messages on standard input, of this kind; None: who gives them has gone."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # the bytes behind the line are the channel's
+        line = stdin.readline()
+    return of_json(kind, json.loads(line)) if line.endswith(b"\n") else None
+
+
 class Channel:
     """The launcher's or the agent's end. Reading and writing never wait, so that a stop is heard at any time."""
 
@@ -295,14 +302,13 @@ class Channel:
 
     def receive(self) -> List[Message]:
         """The messages that have come; at the end of the stream `open` becomes false."""
-        data = b""
         try:
             data = os.read(self.read_fd, CHUNK)
-            if not data:
-                self.close()
         except BlockingIOError:
-            pass
+            return []
         except OSError:
+            data = b""
+        if not data:
             self.close()
         *whole, self.partial = (self.partial + data).split(b"\n")
         return [_message(line) for line in whole if line.strip()]

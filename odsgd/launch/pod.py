@@ -19,7 +19,7 @@ import shlex
 import signal
 import sys
 import time
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE, ConfigError, shown
 from odsgd.launch import command, supervisor
@@ -27,7 +27,7 @@ from odsgd.launch.agent.agent import Agent
 from odsgd.launch.connections import handshake
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts.kubernetes import pod_names
-from odsgd.launch.messages import Channel, Orders, of_json
+from odsgd.launch.messages import Channel, Orders
 from odsgd.launch.plan import Job
 
 OVER_S = 5.0
@@ -71,8 +71,7 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
         return EXIT_DEADLINE
     while called is not None:
         told, fd = called
-        told["env"]["ODSGD_SECRET"] = secret
-        agent = Agent(of_json(Orders, told), Channel(fd, fd))
+        agent = Agent(told, Channel(fd, fd))
         agent.run()
         os.close(fd)
         over = 0 if agent.told_to_stop else EXIT_FAILURE  # else pod 0 was lost, and the job is
@@ -83,8 +82,7 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
     return over
 
 
-def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float
-         ) -> Optional[Tuple[Dict[str, Any], int]]:
+def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float) -> Optional[Tuple[Orders, int]]:
     """Call until the launcher answers; returns its orders and the connection's descriptor. None: nobody answered."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:

@@ -46,9 +46,9 @@ OPEN_FILES, OPEN_FILES_PER_PROCESS = 256, 4
 agent of its own, with three pipes to ssh."""
 
 
-def run(job: Job, console: Optional[Console] = None) -> int:
+def run(job: Job) -> int:
     """Run a job to its end; return the launcher's exit code. Blocks; on the main thread it handles signals."""
-    console = console or Console()
+    console = Console()
     job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
     membership, attempts, restarts_used = Membership(job), itertools.count(), 0
@@ -69,25 +69,24 @@ def run(job: Job, console: Optional[Console] = None) -> int:
                 plan = make_plan(membership.job, scheduler, next(attempts), certificate, saved)
                 missing_hosts = MissingHosts(membership.full_job, *membership.left_out_hosts(time.monotonic()))
                 supervisor = Supervisor(membership.job, plan, console, status_file, missing_hosts)
-                exit_code = supervisor.run()
-            attempt = supervisor.attempt(before)
-            if attempt is None:
-                return exit_code
+                verdict = supervisor.run()
+            if verdict is None:
+                return 128 + signal.SIGPIPE
             if supervisor.judge.all_joined:
                 membership.note_started()
-            blocking = supervisor.blocking_startup()
-            rejoin_decision = membership.after_failed_start(blocking, plan.processes, time.monotonic(),
-                                                            attempt.verdict.apart)
+            rejoin_decision = membership.after_failed_start(supervisor.blocking_startup(verdict), plan.processes,
+                                                            time.monotonic(), verdict.apart)
+            attempt = supervisor.attempt(verdict, before)
             decision = rejoin_decision or decide(attempt, before, restarts_used, job.max_restarts)
             if decision.text:
                 console.say(decision.text)
             if not decision.again:
-                return exit_code
+                return verdict.exit_code
             if rejoin_decision:
                 time.sleep(REJOIN_EVERY_S)
                 continue
             before = attempt
-            if attempt.verdict.grows:
+            if verdict.grows:
                 membership.note_growth()
             else:
                 restarts_used += 1
@@ -127,7 +126,7 @@ class Supervisor:
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
         address = "{}:{}".format(*plan.scheduler_address) if job.num_servers else "the others"
         self.judge = Judge(job, members, time.monotonic(), address)
-        self.overview = Overview({member.name: member.host for member in members})
+        self.overview = Overview()
         self.status_file, self.missing_hosts = status_file, missing_hosts
         self.joiners: Dict[str, Tuple[str, str]] = {}  # workers that came later, and their hosts, by request
         self.checkpoint_seen = 0  # the last checkpoint that was looked at
@@ -135,7 +134,6 @@ class Supervisor:
         self.say_at_s = STARTING_SAID_S
         self.signals_seen = 0
         self.all_met_sent = False
-        self.verdict: Optional[Verdict] = None
         self.failed_at = 0.0
         self.blocking: List[str] = []  # the processes that kept the job from starting, as the verdict came
         self._handlers: Dict[Type[Message], Callable[[AgentConnection, Any, float], object]] = {
@@ -156,46 +154,43 @@ class Supervisor:
             messages.MpiRequest: self._mpi_asks,
             messages.Exit: self._exited}
 
-    def run(self) -> int:
-        """Start the job, see it to its end, and return the exit code."""
+    def run(self) -> Optional[Verdict]:
+        """Start the job, see it to its end, and say how it ended; None: nobody reads our output any more (`| head`)."""
         with early.handled_by(self._signalled):
             try:
                 self.agents.open()
                 if self.plan.spare:
                     self.agents.tell(messages.WorkersLost([process.rank for process in self.plan.spare]))
                 verdict = self._fail_without_store(self._wait())
-                self.verdict, self.failed_at = verdict, time.monotonic()
+                self.failed_at = time.monotonic()
                 self.blocking = self.judge.blocking_startup()  # before those end that we end
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; a second signal ends everything at once")
-                self._end()
-            except BrokenPipeError:  # nobody reads our output any more (`| head`): end as by SIGPIPE
-                return 128 + signal.SIGPIPE
+                self._end(verdict)
+            except BrokenPipeError:
+                return None
             finally:
                 self._close()
         stopped = None if verdict.by_signal or verdict.workers_succeeded else self.judge.stopped()
         if stopped:  # told to end while a failed attempt ended: it does not start again
             text = "\n".join(filter(None, [verdict.message, stopped.message]))
-            self.verdict = verdict = dataclasses.replace(stopped, message=text)
+            verdict = dataclasses.replace(stopped, message=text)
         self._announce(verdict)
-        return verdict.exit_code
+        return verdict
 
-    def attempt(self, before: Optional[Attempt]) -> Optional[Attempt]:
-        """How this attempt went; None if nobody reads our output any more.
+    def attempt(self, verdict: Verdict, before: Optional[Attempt]) -> Attempt:
+        """How this attempt went.
 
-        Until this attempt has a checkpoint, or has resumed from one, the last one of the attempt `before` counts.
+        Until it has a checkpoint, or has resumed from one, the last one of the attempt `before` counts.
         """
-        history = self.judge.history
-        if self.verdict is None:
-            return None
-        saved = history.saved or (before.saved if before else 0)
-        farthest = self.judge.liveness.farthest
-        since_s = max(0.0, self.failed_at - history.since)  # below 0: a checkpoint was reported while the attempt ended
-        return Attempt(self.verdict, history.resumed, saved, farthest, since_s)
+        judge = self.judge
+        saved = judge.saved or (before.saved if before else 0)
+        since_s = max(0.0, self.failed_at - judge.saved_at)  # below 0: it came while the attempt ended
+        return Attempt(verdict, judge.resumed, saved, judge.liveness.farthest, since_s)
 
-    def blocking_startup(self) -> List[Process]:
+    def blocking_startup(self, verdict: Verdict) -> List[Process]:
         """The processes that kept the job from starting, if that is why it failed."""
-        if self.verdict is None or self.verdict.by_signal or self.verdict.workers_succeeded:
+        if verdict.by_signal or verdict.workers_succeeded:
             return []
         names = self.blocking
         if not self.job.least_workers:  # no worker can be spared, and one that has reported an error would do so again
@@ -217,19 +212,18 @@ class Supervisor:
 
     def _pass_on(self) -> None:
         """Tell the agents and the user what the judge has found."""
-        if self.judge.take_question():
+        news = self.judge.take_news()
+        if news.failed:
             self.agents.ping()
-        for name in self.judge.take_hung():
-            for agent in self.agents.all:
-                if agent.has(name):
-                    agent.channel.send(messages.EndHung(name))
+        for name in news.hung:
+            self.agents.tell(messages.EndHung(name), name)
         for line in self.judge.liveness.take_warnings():
             self.console.say(f"warning: {line}")
-        for lost in self.judge.take_lost():
+        for lost in news.lost:
             self.agents.tell(messages.WorkersLost(lost.ranks))
             self.console.say(lost.message)
             self.shown_at = 0.0  # its place is empty for `odsgd join` from this line on
-        for rank in self.judge.take_joined():
+        for rank in news.joined:
             self.agents.tell(messages.WorkerJoined(rank))
             self.console.say(f"worker {rank} has joined")
 
@@ -259,12 +253,12 @@ class Supervisor:
     def _check_growth(self, now: float) -> Optional[Verdict]:
         """The end of this attempt at a checkpoint, if a missing host is back."""
         self.missing_hosts.ask(now)
-        history = self.judge.history
-        if history.saved in (self.checkpoint_seen, history.resumed):
+        saved = self.judge.saved
+        if saved in (self.checkpoint_seen, self.judge.resumed):
             return None
-        self.checkpoint_seen = history.saved
+        self.checkpoint_seen = saved
         back = ", ".join(dict.fromkeys(host.address for host in self.missing_hosts.back))
-        return Verdict(0, f"back: {back}; the job ends after checkpoint {history.saved} and is started again with all",
+        return Verdict(0, f"back: {back}; the job ends after checkpoint {saved} and is started again with all",
                        grows=True) if back else None
 
     def _show_progress(self, now: float) -> None:
@@ -283,10 +277,11 @@ class Supervisor:
         starting = "" if status else self._starting_text(now)
         self.console.show_status(text or starting)
         with self._guarded("the file for `odsgd watch`"):
+            hosts = {name: member.host for name, member in self.judge.members.items() if member.code is None}
             self.status_file.write({
                 "job": os.getpid(), "command": shlex.join(self.job.command), "written_at": time.time(),
-                "status": status, "starting": starting, "out": self.overview.out(), "rows": self.overview.table(),
-                "closed": closed, "joiners": self.joiners})
+                "status": status, "starting": starting, "out": self.overview.out(),
+                "rows": self.overview.table(hosts), "closed": closed, "joiners": self.joiners})
 
     def _let_join(self, request: str, now: float) -> None:
         """Start a worker in an empty place, by an agent of its own."""
@@ -297,7 +292,6 @@ class Supervisor:
         for agent in self.agents.all:
             agent.processes = [one for one in agent.processes if one.name != process.name]
         self.judge.joins(Member(process.name, process.role, process.host.address), now)
-        self.overview.set_host(process.name, process.host.address)
         self.console.say(f"{process.name} starts on {process.host.address}, to join after iteration "
                          f"{self.judge.liveness.farthest}")
         try:
@@ -306,7 +300,7 @@ class Supervisor:
             self.judge.unstartable(process.name, str(error), now)
         else:
             empty = [one.rank for one in places.all_empty(self.plan, self.judge)]
-            self.agents.of(process.name).channel.send(messages.WorkersLost(empty))
+            self.agents.tell(messages.WorkersLost(empty), process.name)
 
     def _guarded(self, what: str) -> ContextManager[None]:
         """For what only observes the job: its errors are shown, and do no harm."""
@@ -325,42 +319,38 @@ class Supervisor:
 
     def _heard(self, agent: AgentConnection, said: Sequence[Message]) -> None:
         now = time.monotonic()
-        self.judge.liveness.heard((process.name for process in agent.processes), now)
+        self.judge.liveness.heard(agent.names, now)
         for message in said:
             self.handle(agent, message, now)
 
     def handle(self, agent: AgentConnection, message: Message, now: float) -> None:
         """Act on a message of an agent; not on what it says of a process in whose place another has joined."""
-        stranger = isinstance(message, messages.ProcessMessage) and not agent.has(message.process)
+        stranger = isinstance(message, messages.ProcessMessage) and message.process not in agent.names
         if type(message) in self._handlers and not stranger:
             self._handlers[type(message)](agent, message, now)
 
-    def _host_lost(self, host: str, processes: List[Process], why: str, last_lines: List[str]) -> None:
-        names = [process.name for process in processes]
+    def _host_lost(self, host: str, names: List[str], why: str, last_lines: List[str]) -> None:
         self.judge.host_lost(host, names, why, last_lines, time.monotonic())
 
     def _greeted(self, agent: AgentConnection, hello: messages.Hello, now: float) -> None:
         agent.greeted = True
         if agent.starter is None:  # mpirun or Kubernetes has chosen the host, and only now we know it
             agent.host = hello.host
-            for process in agent.processes:
-                self.judge.members[process.name].host = hello.host
-                self.judge.liveness.set_host(process.name, hello.host)
-                with self._guarded("the overview"):
-                    self.overview.set_host(process.name, hello.host)
+            for name in agent.names:
+                self.judge.members[name].host = hello.host
 
     def _beats(self, agent: AgentConnection, message: messages.Beats, now: float) -> None:
-        beats = {name: beat for name, beat in message.beats.items() if agent.has(name)}
+        beats = {name: beat for name, beat in message.beats.items() if name in agent.names}
         self.judge.liveness.beats(beats, now)
         with self._guarded("the overview"):
             self.overview.beats(beats, now)
 
     def _answered(self, agent: AgentConnection, pong: messages.Pong, now: float) -> None:
-        self.judge.liveness.answered((process.name for process in agent.processes), pong.at)
+        self.judge.liveness.answered(agent.names, pong.at)
 
     def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
         if not self.agents.ending:
-            self.judge.agent_signalled(agent.host, [process.name for process in agent.processes], message.signal, now)
+            self.judge.agent_signalled(agent.host, agent.names, message.signal, now)
 
     def _show(self, agent: AgentConnection, output: messages.Output, now: float) -> None:
         if output.progress:
@@ -407,16 +397,15 @@ class Supervisor:
             self.console.say(f"{request.process}: its MPI asked for {refused}; it was cut off")
             answers[rank] = None
         for rank, answer in answers.items():
-            name = f"worker {rank}"
-            self.agents.of(name).channel.send(messages.MpiAnswer(name, answer))
+            self.agents.tell(messages.MpiAnswer(f"worker {rank}", answer), f"worker {rank}")
 
     # Ending
 
-    def _end(self) -> None:
+    def _end(self, verdict: Verdict) -> None:
         """Stop everything, and wait until every agent has said that nothing is left."""
         self.agents.stop(self.job.grace_s)
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
-        signals_seen = 1 if self.verdict and self.verdict.by_signal else self.signals_seen
+        signals_seen = 1 if verdict.by_signal else self.signals_seen
         while time.monotonic() < deadline and self.agents.occupied:
             self.agents.turn()
             if self.signals_seen > signals_seen:  # told again: end at once

@@ -281,7 +281,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_DFL)
     run = supervisor.run
     server = tuple(shlex.split(os.environ.get("LAUNCH_TEST_SERVER", "")) or [sys.executable, MEMBER])
-    supervisor.run = lambda job, console=None: run(dataclasses.replace(job, server_command=server), console)
+    supervisor.run = lambda job: run(dataclasses.replace(job, server_command=server))
     for name in os.environ.get("LAUNCH_TEST_RAISES", "").split():
         module, owner, method = name.split(":")
         setattr(getattr(importlib.import_module(module), owner), method, _raises)

@@ -373,14 +373,14 @@ def beats_over_time(random: Random) -> List[Tuple[float, Dict[str, Any]]]:
 @fed(beats_over_time, [(1.0, {"worker 0": {"at": at, "waited_s": at, "silent_s": 0.1},
                               "worker 1": {"at": 9 - at, "waited_s": 0, "silent_s": 0.1}}) for at in range(9)])
 def test_any_beats_have_a_table_a_line_and_a_screen(steps: List[Tuple[float, Dict[str, Any]]]) -> None:
-    of = overview.Overview(AT)
+    of = overview.Overview()
 
     def told() -> None:
         now = 1e6
         for step, beats in steps:
             now += step
             of.beats(beats, now)
-            rows, status = of.table(), of.status(now)
+            rows, status = of.table(AT), of.status(now)
             assert [row["name"] for row in rows] == ["worker 0", "worker 1", "worker 2", "server 0"]
             assert all(row["rate"] is None or 0 <= row["rate"] < math.inf for row in rows)
             shown = [overview.line(status, columns) for columns in (-1, 0, 1, 40, 200)] if status else [""]

@@ -1,5 +1,4 @@
 """The agent's process: it finds its orders in its environment or on its standard input."""
-import json
 import os
 import signal
 import socket
@@ -8,7 +7,7 @@ import sys
 from kvstore._version import VERSION
 from odsgd.launch.agent.agent import Agent
 from odsgd.launch.connections import handshake
-from odsgd.launch.messages import Channel, Orders, of_json
+from odsgd.launch.messages import Channel, Orders, first_orders
 
 ORDERS_WITHIN_S = 120
 
@@ -18,17 +17,15 @@ def main() -> int:
     packed = os.environ.pop(handshake.VARIABLE, None)
     try:
         if packed:
-            orders, fd = handshake.receive_packed_orders(packed)
-            os.chdir(orders["directory"])
-            agent = Agent(of_json(Orders, orders), Channel(fd, fd))
+            told, fd = handshake.call_as_told(packed)
+            agent = Agent(told, Channel(fd, fd))
         else:
             signal.alarm(ORDERS_WITHIN_S)  # if the link is cut before they are here, nothing else ends this process
-            with open(0, "rb", buffering=0, closefd=False) as stdin:  # the bytes behind the line are the channel's
-                line = stdin.readline()
-            if not line.endswith(b"\n"):
+            told = first_orders(Orders)
+            if told is None:
                 sys.exit("odsgd agent: the launcher has gone before saying what to do")
             signal.alarm(0)
-            agent = Agent(of_json(Orders, json.loads(line)), Channel(0, 1))
+            agent = Agent(told, Channel(0, 1))
     except OSError as error:
         sys.exit(f"odsgd agent on {socket.gethostname()}: {error}")
     except (LookupError, TypeError, ValueError) as error:

@@ -1,14 +1,14 @@
 """How an agent that another program has started finds its launcher; both sides.
 
-mpirun and srun mix the output of their ranks and forward stdin only to the first one, so they only carry the orders of
-all agents, in an environment variable. An agent connects to the launcher, gets a random number, and answers with its
-rank and a proof that it knows the job's secret; from then on the connection is a `Channel`.
-
-A pod of Kubernetes has the secret but no orders. It also sends a random number, and gets its orders with a proof that
-they come from the launcher and answer this call.
+mpirun and srun mix the output of their ranks and forward stdin only to the first one, so they carry only the launcher's
+address and the job's secret, in an environment variable; a pod of Kubernetes has both from its manifest. An agent
+connects to the launcher, gets a random number, and answers with its rank, a proof that it knows the secret, and a
+random number of its own. It gets its orders, without the secret, with a proof that they come from the launcher and
+answer this call; from then on the connection is a `Channel`.
 """
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -17,10 +17,9 @@ import secrets
 import socket
 import sys
 import time
-import zlib
 from typing import Any, Collection, Dict, Optional, Sequence, Tuple
 
-from odsgd.launch.messages import Orders, SealedOrders
+from odsgd.launch.messages import Orders, SealedOrders, of_json
 
 VARIABLE = "ODSGD_AGENT_JOBS"
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -29,23 +28,21 @@ CONNECTED_WITHIN_S = 30.0
 MAX_ANSWER, MAX_ORDERS = 1024, 1 << 24
 
 
-def pack(orders: Dict[str, Any]) -> str:
-    """The orders of all agents as one environment variable; Linux allows 128 KiB for it."""
-    return base64.b64encode(zlib.compress(json.dumps(orders, default=vars).encode())).decode()
+def pack(told: Dict[str, Any]) -> str:
+    """What mpirun or srun carries to all agents, as an environment variable."""
+    return base64.b64encode(json.dumps(told).encode()).decode()
 
 
-def unpack(text: str) -> Dict[str, Any]:
-    """The reverse of `pack`."""
-    orders: Dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
-    return orders
-
-
-def receive_packed_orders(packed: str) -> Tuple[Dict[str, Any], int]:
-    """The agent's side: its orders, found by its rank or node, and the descriptor of the connection."""
-    orders = unpack(packed)
-    rank = _rank(orders["nodes"])
-    connection, _ = call_launcher(tuple(orders["launcher"]), orders["secret"], rank)
-    return {**orders["common"], **orders["ranks"][rank]}, connection.detach()
+def call_as_told(packed: str) -> Tuple[Orders, int]:
+    """The agent's side, by what mpirun or srun has carried: its orders, and the descriptor of the connection."""
+    told = json.loads(base64.b64decode(packed))
+    connection, nonce = call_launcher(tuple(told["launcher"]), told["secret"], _rank(told["nodes"]))
+    with connection:
+        orders = receive_orders(connection, told["secret"], nonce)
+        if orders is None:
+            raise ConnectionAbortedError("the launcher has hung up; it does not wait for this agent")
+        os.chdir(told["directory"])
+        return orders, connection.detach()
 
 
 def _rank(nodes: Sequence[str]) -> int:
@@ -104,12 +101,13 @@ class UnprovenConnection:
 
 
 def seal(orders: Orders, secret: str, nonce: str) -> SealedOrders:
-    """The launcher's side: orders for the agent that has sent this number."""
-    text = json.dumps(orders, default=vars)
+    """The launcher's side: orders for the agent that has sent this number; the secret, which it has, is left out."""
+    env = {name: value for name, value in orders.env.items() if name != "ODSGD_SECRET"}
+    text = json.dumps(dataclasses.replace(orders, env=env), default=vars)
     return SealedOrders(text, _proof(secret, f"orders {nonce} {text}"))
 
 
-def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Optional[Dict[str, Any]]:
+def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Optional[Orders]:
     """The agent's side; None if the launcher has hung up, since it does not expect this agent.
 
     OSError for orders that are not the launcher's.
@@ -117,13 +115,15 @@ def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Option
     line = _read_line(connection, MAX_ORDERS)
     if not line:
         return None
+    text = shown = ""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         sealed = json.loads(line)
         text, shown = str(sealed["orders"]), str(sealed["proof"])
-        if hmac.compare_digest(shown.encode(), _proof(secret, f"orders {nonce} {text}").encode()):
-            orders: Dict[str, Any] = json.loads(text)
-            return orders
-    raise OSError("what answers in the launcher's place does not know the job's secret")
+    if not hmac.compare_digest(shown.encode(), _proof(secret, f"orders {nonce} {text}").encode()):
+        raise OSError("what answers in the launcher's place does not know the job's secret")
+    orders: Orders = of_json(Orders, json.loads(text))
+    orders.env["ODSGD_SECRET"] = secret
+    return orders
 
 
 def _proof(secret: str, text: str) -> str:

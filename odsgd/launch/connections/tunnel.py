@@ -21,7 +21,6 @@ outside Python's lock. The tunnel exchanges messages with its agent (`messages.p
 import contextlib
 import errno
 import functools
-import json
 import math
 import os
 import queue
@@ -42,7 +41,7 @@ from kvstore.errors import ConfigError
 from kvstore.job import environment
 from odsgd.launch import messages
 from odsgd.launch.addresses import LOOPBACK, address_towards
-from odsgd.launch.messages import Channel, RemoteSocket, TunnelOrders, of_json
+from odsgd.launch.messages import Channel, RemoteSocket, TunnelOrders, first_orders
 from odsgd.tools import ran
 
 OPENSSL = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "-",
@@ -66,7 +65,8 @@ FULL_S = 0.05
 """The pause when there is no room for another caller, or no file descriptor."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
-NAME = struct.Struct(">Q")  # a socket's number, with which its name ends
+NUMBER_NBYTES = 8
+"""Of a socket's number, with which its name ends. In one record of TLS, so that it is received whole."""
 LET_IN = b"\1"
 
 End = Union[socket.socket, ssl.SSLSocket]
@@ -199,7 +199,7 @@ class Tunnel:
         try:
             with contextlib.ExitStack() as closing:
                 guarded = closing.enter_context(self._calling.wrap_socket(way))
-                guarded.sendall(NAME.pack(number))
+                guarded.sendall(number.to_bytes(NUMBER_NBYTES, "big"))
                 if guarded.recv(len(LET_IN)):
                     closing.pop_all()
                     return guarded
@@ -247,7 +247,7 @@ class Tunnel:
         """The socket that a caller asks for, once the caller is proven; None if it is turned away."""
         try:
             guarded.do_handshake()
-            name = self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
+            name = self._sockets.get(int.from_bytes(guarded.recv(NUMBER_NBYTES), "big"))
             if name and self._unproven.pop(guarded, 0.0):  # else it was closed to make room
                 guarded.sendall(LET_IN)
                 return name
@@ -415,23 +415,11 @@ def _reached(name: str) -> socket.socket:
             time.sleep(THERE_EVERY_S)
 
 
-def _exactly(guarded: ssl.SSLSocket, nbytes: int) -> bytes:
-    received = b""
-    while len(received) < nbytes:
-        piece = guarded.recv(nbytes - len(received))
-        if not piece:
-            raise ConnectionResetError("it has gone")
-        received += piece
-    return received
-
-
 def main() -> int:
     """``python -m odsgd.launch.connections.tunnel``, started by the agent."""
-    with open(0, "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()
-    if not line.endswith(b"\n"):
+    orders: Optional[TunnelOrders] = first_orders(TunnelOrders)
+    if orders is None:
         return 0  # the agent has gone
-    orders: TunnelOrders = of_json(TunnelOrders, json.loads(line))
     held = [bound(name) for name in orders.sockets if _is_port(name)]  # until MPI listens there
     address = orders.address or address_towards(orders.towards) or LOOPBACK
     try:

@@ -8,7 +8,6 @@ import time
 from typing import Callable, Deque, Dict, List, Optional, Sequence
 
 from odsgd.launch import messages
-from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import kubernetes, slurm, ssh
 from odsgd.launch.hosts.listener import AgentListener
 from odsgd.launch.hosts.mpi import open_mpirun
@@ -26,19 +25,19 @@ STARTERS_END_WITHIN_S = 1.0
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S, ASKED_WITHIN_S = 4.0, 0.5, 0.5
 """How long a starter may take to end after we have hung up, if its agent has never spoken, and after we have asked."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
-    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.PodListener}
+    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.open_port}
 """Launchers whose agents call us."""
 
 
 class Agents:
     """Calls `heard` with an agent's messages, `show_line` with a line that a starter has printed (whose, text, stream),
-    and `host_lost` with a host, its processes, the reason and the last lines.
+    and `host_lost` with a host, the names of its processes, the reason and the last lines.
 
     Invariant: an agent that ends without having said that no process is left is reported as lost, exactly once.
     """
 
     def __init__(self, job: Job, plan: Plan, heard: Callable[[AgentConnection, Sequence[Message]], object],
-                 host_lost: Callable[[str, List[Process], str, List[str]], object],
+                 host_lost: Callable[[str, List[str], str, List[str]], object],
                  show_line: Callable[[str, str, str], object]) -> None:
         self.job, self.plan = job, plan
         self._heard, self._host_lost, self._show_line = heard, host_lost, show_line
@@ -46,7 +45,6 @@ class Agents:
         self.ending = False
         self._selector = selectors.DefaultSelector()
         self._listener: Optional[AgentListener] = None
-        self._starters: List[subprocess.Popen[bytes]] = []
         self._last_lines: Dict[str, Deque[str]] = collections.defaultdict(
             lambda: collections.deque(maxlen=TAIL_LINES))
         self._exit_wait_s = STARTERS_END_WITHIN_S
@@ -62,15 +60,11 @@ class Agents:
                 self._watch_starter(self._listener.starter, self._listener.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
         for host in hosts:
-            self._open(self.plan, host)
+            self.add(ssh.open_agent(self.job, self.plan, host))
 
     def start(self, process: Process) -> None:
         """Start an agent of its own for a process that comes later."""
-        self._open(self.plan._replace(processes=[process]), process.host)
-
-    def _open(self, plan: Plan, host: Host) -> None:
-        open_at = ssh.open_local if host.here else ssh.open_ssh
-        self.add(open_at(self.job, plan, host))
+        self.add(ssh.open_agent(self.job, self.plan._replace(processes=[process]), process.host))
 
     def add(self, agent: AgentConnection) -> None:
         """Listen to an agent."""
@@ -79,10 +73,6 @@ class Agents:
         self._selector.register(agent.channel.read_fd, selectors.EVENT_READ, functools.partial(self._read, agent))
         if agent.starter:
             self._watch_starter(agent.starter, agent.host, "stderr")
-
-    def of(self, name: str) -> AgentConnection:
-        """The agent of a process."""
-        return next(agent for agent in self.all if agent.has(name))
 
     def turn(self) -> None:
         """Read what has come; wait for it, but not long."""
@@ -97,10 +87,11 @@ class Agents:
             self._listener.tick()
             self._check_starter(self._listener)
 
-    def tell(self, message: Message) -> None:
-        """Send a message to all agents."""
+    def tell(self, message: Message, of: Optional[str] = None) -> None:
+        """Send a message to all agents, or to that of a process."""
         for agent in self.all:
-            agent.channel.send(message)
+            if of is None or of in agent.names:
+                agent.channel.send(message)
 
     def ping(self) -> None:
         """Ask all agents for an answer."""
@@ -129,14 +120,14 @@ class Agents:
         """Close every channel, which ends agents that have not heard us, and end every starter."""
         for agent in self.all:
             agent.close()
+        found = [(agent.starter, agent.greeted) for agent in self.all]
         if self._listener:
             self._listener.close()
-        unheard = [agent.starter for agent in self.all if not agent.greeted]
-        if self._listener and not any(agent.starter is None and agent.greeted for agent in self.all):
-            unheard.append(self._listener.starter)
-        _end([starter for starter in self._starters if starter in unheard], UNHEARD_WITHIN_S)
-        _end(self._starters, HUNG_UP_WITHIN_S)
-        for starter in self._starters:
+            found.append((self._listener.starter, any(agent.greeted for agent in self.all if agent.starter is None)))
+        starters = [starter for starter, _ in found if starter]
+        _end([starter for starter, greeted in found if starter and not greeted], UNHEARD_WITHIN_S)
+        _end(starters, HUNG_UP_WITHIN_S)
+        for starter in starters:
             for pipe in (starter.stdout, starter.stderr):
                 assert pipe
                 pipe.close()
@@ -169,20 +160,19 @@ class Agents:
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 why = f"{agent.starter_name} {how}"
             self._exit_wait_s = max(0.0, self._exit_wait_s - (time.monotonic() - began))
-        self._report_lost(agent.host, agent.processes, why, agent.starter, agent.host)
+        self._report_lost(agent.host, agent.names, why, agent.starter, agent.host)
 
-    def _report_lost(self, host: str, processes: List[Process], why: str, starter: "Optional[subprocess.Popen[bytes]]",
+    def _report_lost(self, host: str, names: List[str], why: str, starter: "Optional[subprocess.Popen[bytes]]",
                      label: str) -> None:
         if starter and starter.stderr:
             last_words = self._selector.get_map().get(starter.stderr.fileno())
             if last_words:
                 last_words.data()
-        self._host_lost(host, processes, why, list(self._last_lines[label]))
+        self._host_lost(host, names, why, list(self._last_lines[label]))
 
     # Starters
 
     def _watch_starter(self, starter: "subprocess.Popen[bytes]", label: str, *kinds: str) -> None:
-        self._starters.append(starter)
         for kind in kinds:
             stream = Stream(kind, getattr(starter, kind).fileno())
             said = functools.partial(self._starter_said, stream, label)

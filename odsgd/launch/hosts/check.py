@@ -14,13 +14,12 @@ from concurrent import futures
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from odsgd.launch.hostfile import Host
-from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.ssh import ReachError, quoted, ssh_to, working_directory
 from odsgd.launch.plan import Job, elsewhere
 
 ANSWERED_WITHIN_S, LOOK_EVERY_S = 20.0, 0.1
 AT_A_TIME = 64
-ASKED_EVERY_S, BACK_WITHIN_S = 10.0, 30.0
+ASKED_EVERY_S, CONNECTED_WITHIN_S, BACK_WITHIN_S = 10.0, 10, 30.0
 """A missing host that accepts a connection and then says nothing is not back."""
 MISSING, READY = "odsgd misses ", "odsgd has looked"
 
@@ -113,7 +112,9 @@ class MissingHosts:
             for host in self.hosts:
                 with contextlib.suppress(OSError):  # no process can be started now
                     if not host.here:
-                        self._asked[host] = ssh.ask(self._job, host)
+                        command = [*ssh_to(self._job, host, CONNECTED_WITHIN_S), host.target, "true"]
+                        self._asked[host] = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True,
+                                                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     @property
     def back(self) -> List[Host]:

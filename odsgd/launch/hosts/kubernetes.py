@@ -10,7 +10,6 @@ it has removed itself (a drained node), and the launcher starts the processes an
 import secrets
 import shlex
 import shutil
-import socket
 import sys
 from typing import Any, Dict, List
 
@@ -20,9 +19,8 @@ from kvstore.errors import EXIT_FAILURE, ConfigError, shown
 from odsgd.config import launch
 from odsgd.config.files import read_yaml_file
 from odsgd.config.launch import LaunchOptions
-from odsgd.launch.connections import handshake
-from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
-from odsgd.launch.hosts.ssh import AgentConnection, orders, program
+from odsgd.launch.hosts.listener import AgentListener
+from odsgd.launch.hosts.ssh import program
 from odsgd.launch.plan import Job, Plan
 from odsgd.tools import ran
 
@@ -129,20 +127,10 @@ def _pod(path: str) -> Manifest:
     return pod
 
 
-class PodListener(AgentListener):
-    """Waits for the agents of the other pods, which have the secret already, and get orders without it."""
-
-    def __init__(self, job: Job, plan: Plan) -> None:
-        self.job = job
-        super().__init__([ExpectedAgent(host.address, [] if host.here else plan.on(host)) for host in job.slots],
-                         plan.secret, "", job.agents_port)
-
-    def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:
-        agent = super()._connected(connection, number, nonce)
-        told = orders(self.job, agent.processes, remote=True)
-        del told.env["ODSGD_SECRET"]
-        agent.channel.send(handshake.seal(told, self.secret, nonce))
-        return agent
+def open_port(job: Job, plan: Plan) -> AgentListener:
+    """Wait for the agents of the other pods."""
+    expected = {host.address: [] if host.here else plan.on(host) for host in job.slots}
+    return AgentListener(job, expected, plan.secret, "", job.agents_port)
 
 
 def pod_names(name: str, count: int) -> List[str]:

@@ -6,7 +6,7 @@ import selectors
 import socket
 import subprocess
 import time
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
@@ -24,19 +24,14 @@ AGAIN_S = 0.5
 BACKLOG = 1024
 
 
-class ExpectedAgent(NamedTuple):
-    """Where an agent will be, and its processes. An agent names itself by its index in the list."""
-
-    label: str
-    processes: List[Process]
-
-
 class AgentListener:
-    """The port. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
+    """The port. `expected`: the processes of each agent, by a label that says where it will be; the agent itself gives
+    its number there. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
 
-    def __init__(self, expected: Sequence[ExpectedAgent], secret: str, address: str, port: int = 0) -> None:
-        self.expected, self.secret = expected, secret
-        self.waiting = {number for number, agent in enumerate(expected) if agent.processes}
+    def __init__(self, job: Job, expected: Mapping[str, List[Process]], secret: str, address: str, port: int = 0
+                 ) -> None:
+        self.job, self.expected, self.secret = job, list(expected.items()), secret
+        self.waiting = {number for number, (_, processes) in enumerate(self.expected) if processes}
         self.starter: Optional[subprocess.Popen[bytes]] = None  # the local program that starts them, if there is one
         self.starter_name = self.family = ""  # as `mpirun` and `MPI`
         try:
@@ -101,9 +96,9 @@ class AgentListener:
         self._selector.unregister(unproven.connection)
         return unproven.connection
 
-    def take_missing(self) -> List[Process]:
+    def take_missing(self) -> List[str]:
         """The processes of the agents that have not come; nobody waits for them any more."""
-        missing = [process for number in sorted(self.waiting) for process in self.expected[number].processes]
+        missing = [process.name for number in sorted(self.waiting) for process in self.expected[number][1]]
         self.waiting.clear()
         return missing
 
@@ -117,21 +112,21 @@ class AgentListener:
         self.waiting.remove(number)
         label, processes = self.expected[number]
         fd = connection.detach()
-        return AgentConnection(label, processes, Channel(fd, fd))
+        agent = AgentConnection(label, processes, Channel(fd, fd))
+        agent.channel.send(handshake.seal(orders(self.job, processes, remote=True), self.secret, nonce))
+        return agent
 
 
-def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: Sequence[ExpectedAgent],
+def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: Mapping[str, List[Process]],
           nodes: Sequence[str] = (), env: Optional[Mapping[str, str]] = None) -> AgentListener:
-    """Have a program start the agents; it carries their orders in its environment, and nothing on its command line.
+    """Have a program start the agents; it carries what they need in its environment, and nothing on its command line.
 
     `command`: the program's words, without the agent's; `family`: the name of such programs in messages; `nodes`: the
     agents' names, if an agent knows only its name; `env`: variables on top of the program's environment.
     """
-    listener = AgentListener(expected, plan.secret, plan.scheduler_address[0])
-    packed = handshake.pack({
-        "launcher": list(listener.socket.getsockname()), "secret": plan.secret,
-        "ranks": [orders(job, agent.processes, remote=True) for agent in expected],
-        "common": {"directory": os.getcwd()}, "nodes": list(nodes)})
+    listener = AgentListener(job, expected, plan.secret, plan.scheduler_address[0])
+    packed = handshake.pack({"launcher": list(listener.socket.getsockname()), "secret": plan.secret,
+                             "directory": os.getcwd(), "nodes": list(nodes)})
     exported = {"PYTHONPATH": planning.package_path(job), handshake.VARIABLE: packed}
     # In front: MPICH's mpirun does not see the last variable of its environment when it exports by name.
     environment = {**exported, **planning.scrubbed(os.environ), **(env or {}), **exported}
@@ -142,8 +137,5 @@ def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: S
                                         env=environment, start_new_session=True)
     except OSError as error:
         listener.close()
-        why = error.strerror if error.errno != errno.E2BIG else (
-            f"the orders of {len(expected)} agents have {len(packed) // 1024} KiB, and Linux hands on at most 128 in a "
-            "variable; take fewer workers, or --launcher ssh, which sends each agent its own")
-        raise ConfigError(f"cannot run {command[0]}: {why}") from None
+        raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
     return listener

@@ -17,8 +17,7 @@ from odsgd.tools import ran
 def open_mpirun(job: Job, plan: Plan) -> listener.AgentListener:
     """Start the agents by mpirun."""
     labels = [f"MPI rank {rank}" for rank in range(job.num_workers)]
-    return listener.start("MPI", mpirun_command(job), job, plan,
-                      [listener.ExpectedAgent(label, plan.on(Host(label))) for label in labels])
+    return listener.start("MPI", mpirun_command(job), job, plan, {label: plan.on(Host(label)) for label in labels})
 
 
 def mpirun_command(job: Job) -> List[str]:

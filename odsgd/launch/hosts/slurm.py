@@ -41,10 +41,9 @@ def _slots(text: str) -> int:
 
 def open_step(job: Job, plan: Plan) -> listener.AgentListener:
     """Start the agents by one srun."""
-    nodes = [host for host in dict.fromkeys(process.host for process in plan.processes) if not host.here]
-    names = [node.address for node in nodes]
-    return listener.start("Slurm", srun_command(names), job, plan,
-                      [listener.ExpectedAgent(node.address, plan.on(node)) for node in nodes], names, {PER_NODE: "1"})
+    nodes = dict.fromkeys(process.host for process in plan.processes if not process.host.here)
+    expected = {node.address: plan.on(node) for node in nodes}
+    return listener.start("Slurm", srun_command(list(expected)), job, plan, expected, list(expected), {PER_NODE: "1"})
 
 
 def srun_command(nodes: List[str]) -> List[str]:

@@ -1,7 +1,7 @@
 """Starting an agent on a host: as a subprocess, by ssh, or by a program whose agents call us (`listener.py`).
 
 Each way ends in an `AgentConnection`. The job's secret never stands on a command line, which every user of a machine
-can read: a subprocess and ssh get their orders on stdin; mpirun and srun carry them in an environment variable.
+can read: a subprocess and ssh get it on stdin, with their orders; mpirun and srun carry it in an environment variable.
 """
 import errno
 import os
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, KVStoreError
 from odsgd.config.launch import SET_BY_LAUNCHER
@@ -36,7 +36,6 @@ the job's secret goes only to hosts that ssh knows."""
 SILENCE_S = 300.0
 """After this silence of its launcher a remote agent ends its processes. It is long, because a launcher whose output
 nobody reads (`| less`, Ctrl-S, Ctrl-Z) is silent as well; an agent notices a closed connection at once."""
-ANSWERS_WITHIN_S = 10
 AGENT = ("-m", "odsgd.launch.agent")
 
 
@@ -59,9 +58,10 @@ class AgentConnection:
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
 
-    def has(self, name: str) -> bool:
-        """Whether a process of this name is its own. One that joins in the place of another has an agent of its own."""
-        return any(process.name == name for process in self.processes)
+    @property
+    def names(self) -> List[str]:
+        """The names of its processes. One that joins in the place of another has an agent of its own."""
+        return [process.name for process in self.processes]
 
     @property
     def occupied(self) -> bool:
@@ -142,17 +142,6 @@ def remote_sockets(agents: Sequence[AgentConnection]) -> List[Tuple[AgentConnect
                    for process in other.processes for name, lasting in process.sockets.items()]) for one in agents]
 
 
-def open_local(job: Job, plan: Plan, host: Host) -> AgentConnection:
-    """An agent on this machine."""
-    env = {**planning.scrubbed(os.environ), "PYTHONPATH": planning.package_path(job)}
-    return _open(job, plan, host, [sys.executable, *AGENT], env, "its agent")
-
-
-def open_ssh(job: Job, plan: Plan, host: Host) -> AgentConnection:
-    """An agent on another host."""
-    return _open(job, plan, host, [*ssh_to(job, host), host.target, remote_command(job)], dict(os.environ), "ssh")
-
-
 def working_directory(job: Job) -> str:
     """The working directory of the job's processes on other hosts."""
     return job.sync_dst_dir or os.getcwd()
@@ -171,13 +160,6 @@ def quoted(word: str) -> str:
     return home + shlex.quote(rest)
 
 
-def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
-    """A process that ends with 0 if the host can be reached."""
-    return subprocess.Popen([*ssh_to(job, host, ANSWERS_WITHIN_S), host.target, "true"],
-                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            start_new_session=True)
-
-
 def ssh_to(job: Job, host: Host, within_s: int = CONNECTED_WITHIN_S) -> List[str]:
     """The words of a command line up to the host's name."""
     return [*ssh(job.secure, within_s), *(["-p", str(host.port)] if host.port else [])]
@@ -189,8 +171,14 @@ def ssh(known_hosts: bool, within_s: int) -> List[str]:
             "-o", f"ConnectTimeout={within_s}"]
 
 
-def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str],
-          starter_name: str) -> AgentConnection:
+def open_agent(job: Job, plan: Plan, host: Host) -> AgentConnection:
+    """An agent on a host, with the host's processes: a subprocess here, by ssh elsewhere."""
+    if host.here:
+        name, command = "its agent", [sys.executable, *AGENT]
+        env = {**planning.scrubbed(os.environ), "PYTHONPATH": planning.package_path(job)}
+    else:
+        name, command = "ssh", [*ssh_to(job, host), host.target, remote_command(job)]
+        env = dict(os.environ)
     starter, until = None, time.monotonic() + ROOM_WITHIN_S
     while starter is None:
         try:
@@ -205,7 +193,7 @@ def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, s
     processes = plan.on(host)
     tunnel = tunnel_orders(job, plan, host) if plan.certificate else None
     channel.send(orders(job, processes, not host.here, tunnel))
-    return AgentConnection(host.address, processes, channel, starter, starter_name)
+    return AgentConnection(host.address, processes, channel, starter, name)
 
 
 def synchronise(job: Job) -> None:

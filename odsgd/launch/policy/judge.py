@@ -17,9 +17,9 @@ The rules, in the order in which `tick` applies them:
    is blamed for that, however it ends. On a ring nobody can tell which of several ends without a report was first, and
    the message says so. After each failure we ping all agents. If one does not answer, the first failure may be behind
    it; the message says that, too.
-   With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
+   With `on_worker_loss="continue"` the job goes on without the failed workers (`News.lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
-   A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
+   A process or an agent that hangs (`liveness.py`) has failed, too: `News.hung` are the processes to end.
 3. All remaining workers have ended with 0: the servers get `FAREWELL_S` to report `done`, then the job has succeeded.
    If a server has failed, its exit code is the job's. We do not wait for the scheduler: it only introduced the
    processes to each other, and no worker tells it that the job is over.
@@ -31,13 +31,15 @@ The rules, in the order in which `tick` applies them:
    timeout begins anew. A worker that joins later has the same time; then its place is given again.
 """
 import signal
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
 from odsgd.launch.plan import Job, on_sockets
 from odsgd.launch.policy.failures import Failure, Member, signal_name
 from odsgd.launch.policy.liveness import LivenessMonitor
+from odsgd.tools import aligned
 
 SETTLE_S = 0.4
 LAST_WORDS_S = 2.0
@@ -53,18 +55,13 @@ class LostWorkers(NamedTuple):
 
 
 @dataclass
-class CheckpointHistory:
-    """The job's checkpoints, as its workers report them."""
+class News:
+    """What the agents and the user are to be told."""
 
-    since: float  # the time of `saved`
-    resumed: int = 0
-    saved: int = 0
-
-    def note(self, event: str, iteration: object, now: float) -> None:
-        """A checkpoint has been completed, or the job has resumed from it."""
-        if isinstance(iteration, int) and not isinstance(iteration, bool):
-            self.saved, self.since = iteration, now
-            self.resumed = iteration if event == "resumed" else self.resumed
+    lost: List[LostWorkers] = field(default_factory=list)
+    joined: List[int] = field(default_factory=list)  # ranks of workers that have joined the running job
+    hung: List[str] = field(default_factory=list)  # processes that hang, and are to be ended
+    failed: bool = False  # there has been a failure: all agents are to be pinged
 
 
 @dataclass(frozen=True)
@@ -89,13 +86,11 @@ class Judge:
         self.non_workers = [member for member in members if member.role != "worker"]
         self.startup_timeout_s, self.started_at, self.scheduler_address = job.startup_timeout_s, now, scheduler_address
         self.continues_on_loss, self.on_sockets = job.on_worker_loss == "continue", on_sockets(job)
-        self.liveness = LivenessMonitor({member.name: member.host for member in members}, job.hang_timeout_s, now)
+        self.liveness = LivenessMonitor(members, job.hang_timeout_s, now)
         self.failures: List[Failure] = []
-        self.history = CheckpointHistory(now)
-        self.newly_lost: List[LostWorkers] = []
-        self.newly_joined: List[int] = []
-        self.newly_hung: List[str] = []
-        self.asks = False  # all agents are to say what they know
+        self.saved = self.resumed = 0  # the iteration of the last checkpoint, and that of the one it began from
+        self.saved_at = now
+        self.news = News()
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
         self.server_exited_at: Optional[float] = None
@@ -110,7 +105,7 @@ class Judge:
         worker.part, worker.began_at, worker.lost_at = "joiner", now, before.lost_at if before else 0.0
         self.members[worker.name] = worker
         self.workers = [*(one for one in self.workers if one.name != worker.name), worker]
-        self.liveness.joins(worker.name, worker.host, now)
+        self.liveness.joins(worker, now)
 
     def started(self, name: str, pid: int) -> None:
         """The process exists."""
@@ -130,11 +125,14 @@ class Judge:
             if self.joining_since is None:
                 self.joining_since = now
             if event == "joined" and member.part == "joiner":
-                self.newly_joined.append(member.rank)
+                self.news.joined.append(member.rank)
             if event == "done":
                 self.liveness.leaving(name, now, report.get("at"))
         elif event in ("saved", "resumed"):
-            self.history.note(event, report.get("iteration"), now)
+            iteration = report.get("iteration")
+            if type(iteration) is int:
+                self.saved, self.saved_at = iteration, now
+                self.resumed = iteration if event == "resumed" else self.resumed
         elif event == "failed" and member.error is None:
             member.error = str(report.get("error") or "no reason given")
             self._fail(Failure(member, admits_other_cause=bool(report.get("consequence"))), now)
@@ -243,25 +241,10 @@ class Judge:
         rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
         return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.state_text})"
 
-    def take_lost(self) -> List[LostWorkers]:
-        """The workers lost since the last call; the job goes on without them."""
-        lost, self.newly_lost = self.newly_lost, []
-        return lost
-
-    def take_joined(self) -> List[int]:
-        """The ranks of workers that have joined the running job since the last call."""
-        joined, self.newly_joined = self.newly_joined, []
-        return joined
-
-    def take_hung(self) -> List[str]:
-        """The processes that hang and are to be ended, since the last call."""
-        hung, self.newly_hung = self.newly_hung, []
-        return hung
-
-    def take_question(self) -> bool:
-        """Whether all agents are to be pinged, since there has been a failure since the last call."""
-        asks, self.asks = self.asks, False
-        return asks
+    def take_news(self) -> News:
+        """What has come about since the last call."""
+        news, self.news = self.news, News()
+        return news
 
     def _watch(self, now: float) -> None:
         """Look for processes that hang, unless there is a failure already."""
@@ -277,7 +260,7 @@ class Judge:
             for member in members:
                 member.hung = True
                 self.liveness.ended(member.name)
-            self.newly_hung += hung.names
+            self.news.hung += hung.names
         if hung.blamed:
             self._fail(Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
         else:
@@ -291,9 +274,9 @@ class Judge:
         for worker in late:
             worker.part, worker.lost_at = "lost", now
             self.liveness.ended(worker.name)
-            self.newly_hung.append(worker.name)
-            self.newly_lost.append(LostWorkers([worker.rank], f"{worker.name} has not joined ({worker.where}) within "
-                                               f"{self.startup_timeout_s:g} s, and is given up"))
+            self.news.hung.append(worker.name)
+            self.news.lost.append(LostWorkers([worker.rank], f"{worker.name} has not joined ({worker.where}) within "
+                                              f"{self.startup_timeout_s:g} s, and is given up"))
 
     def _counts(self, member: Member) -> bool:
         """Whether it matters that this process fails."""
@@ -303,7 +286,7 @@ class Judge:
         if not any(map(self._counts, failure.members)):
             return
         if not (failure.member and any(failure.member in other.members for other in self.failures)):
-            failure.at, self.asks = now, True
+            failure.at, self.news.failed = now, True
             self.failures.append(failure)
 
     def _failure_verdict(self, now: float) -> Optional[Verdict]:
@@ -367,7 +350,7 @@ class Judge:
                 reason = failure.text or failure.member.how_it_ended[0]
                 text = f"{failure.member.name} was lost ({failure.member.where}): {reason}"
             ranks = [member.rank for member in failure.members]
-            self.newly_lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
+            self.news.lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
         self.failures = []
         if self._workers_ended():
             self.workers_ended_at = now
@@ -442,8 +425,7 @@ class Judge:
         rows = [("process", "host", "pid", "state")]
         rows += [(member.name, member.host, str(member.pid or "-"), member.state_text
                   + ", does not answer" * (member.name in silent)) for member in members]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
         return Verdict(EXIT_DEADLINE, "\n".join([
-            f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
+            f"the job has not come up within {self.startup_timeout_s:g} s; {head}",
+            textwrap.indent(aligned(rows, to_left=rows[0]), "  "),
             "  If a worker needs more time before its first step, raise --startup-timeout."]), apart=not missing)

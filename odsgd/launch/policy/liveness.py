@@ -23,6 +23,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from odsgd.launch.policy.failures import Member
+
 WARN_S = 10.0
 HELD_UP_S = 2.0  # a look at the clock that comes so late says that we, or all the host, stood still
 UNEVEN_DATA_S = 2.0
@@ -49,8 +51,8 @@ class _ProcessState:
     """What the beats of one process say."""
 
     name: str
-    host: str
-    planned_host: str  # the host's name in the plan
+    member: Member
+    agent: str  # its agent, as far as the plan knows: the host's name there
     agent_at: Optional[float] = None  # the time of its agent's last message
     answered_at: float = -math.inf  # the time of the last ping that its agent has answered
     silent_s: Optional[float] = None  # as the agent counts; None: it has no pulse
@@ -93,12 +95,12 @@ class _ProcessState:
 class LivenessMonitor:
     """Watches the processes of one job."""
 
-    def __init__(self, hosts: Mapping[str, str], hang_timeout_s: float, now: float) -> None:
-        self._processes = {name: _ProcessState(name, host, host, moved_at=now) for name, host in hosts.items()}
+    def __init__(self, members: Sequence[Member], hang_timeout_s: float, now: float) -> None:
+        self._processes = {one.name: _ProcessState(one.name, one, one.host, moved_at=now) for one in members}
         self._limit_s, self._warn_s = hang_timeout_s or math.inf, warn_s(hang_timeout_s)
         self._fresh_s = min(FRESH_S, self._warn_s)  # so that an agent's own time is over before that of its processes
         self._looked_at = self._counted_at = now
-        self._going = sum(name.startswith("worker") for name in hosts)
+        self._going = sum(name.startswith("worker") for name in self._processes)
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()  # by their first process
         self.farthest = 0  # the greatest iteration in a worker's beats
@@ -119,14 +121,10 @@ class LivenessMonitor:
             if name in self._processes:
                 self._processes[name].answered_at = at
 
-    def joins(self, name: str, host: str, now: float) -> None:
+    def joins(self, worker: Member, now: float) -> None:
         """A worker starts while the job runs, by an agent of its own."""
-        self._processes[name] = _ProcessState(name, host, f"{host}, {name}", moved_at=now)
-
-    def set_host(self, name: str, host: str) -> None:
-        """The host of a process is now known."""
-        if name in self._processes:
-            self._processes[name].host = host
+        agent = f"{worker.host}, {worker.name}"
+        self._processes[worker.name] = _ProcessState(worker.name, worker, agent, moved_at=now)
 
     def beats(self, beats: Mapping[str, Any], now: float) -> None:
         """An agent has passed on the beats of its processes."""
@@ -179,9 +177,9 @@ class LivenessMonitor:
         agents: Dict[Tuple[str, float], List[_ProcessState]] = {}  # two at one address are heard at two times
         for process in self._processes.values():
             if process.agent_at is not None:
-                agents.setdefault((process.planned_host, process.agent_at), []).append(process)
+                agents.setdefault((process.agent, process.agent_at), []).append(process)
         for (_, heard_at), processes in agents.items():
-            names, host, first = [process.name for process in processes], processes[0].host, processes[0].name
+            names, host, first = [process.name for process in processes], processes[0].member.host, processes[0].name
             silent_s = now - heard_at
             if silent_s > self._limit_s:
                 return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
@@ -200,7 +198,8 @@ class LivenessMonitor:
             if process.silent_s is None or process.silent_s <= self._fresh_s:
                 self._recovered(process, "answer")
             elif process.silent_s > times * self._warn_s:
-                text = f"has not answered for {process.silent_s:.0f} s" + self._because(process)
+                state = KERNEL_STATES.get(process.kernel_state, "")
+                text = f"has not answered for {process.silent_s:.0f} s{state and ': '}{state}{self._waiters(process)}"
                 if process.silent_s > times * self._limit_s:
                     return Hung([process.name], text)
                 self._warn(process, "answer", text)
@@ -289,10 +288,6 @@ class LivenessMonitor:
         return process.silent_s is not None and process.name.startswith("server") and (
             process not in answering or (process.activity == "serving" and now - process.moved_at > self._fresh_s))
 
-    def _because(self, process: _ProcessState) -> str:
-        state = KERNEL_STATES.get(process.kernel_state, "")
-        return (state and f": {state}") + self._waiters(process)
-
     def _waiters(self, process: _ProcessState) -> str:
         waiting = [other for other in self._processes.values()
                    if other.name.startswith("worker") and other is not process
@@ -306,12 +301,12 @@ class LivenessMonitor:
     def _warn(self, process: _ProcessState, kind: str, text: str) -> None:
         if process.warned != kind:
             process.warned = kind
-            self._warnings.append(f"{process.name} on host {process.host} {text}")
+            self._warnings.append(f"{process.name} on host {process.member.host} {text}")
 
     def _recovered(self, process: _ProcessState, kind: str) -> None:
         if process.warned == kind:
             process.warned = ""
-            self._warnings.append(f"{process.name} on host {process.host} {kind}s again")
+            self._warnings.append(f"{process.name} on host {process.member.host} {kind}s again")
 
 
 def warn_s(hang_timeout_s: float) -> float:

@@ -73,10 +73,8 @@ class Console:
     def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None) -> None:
         self.streams: Dict[str, TextIO] = {"stdout": stdout or sys.stdout, "stderr": stderr or sys.stderr}
         self.bar = ""
-        self.live = False
-        """The bar is the job's status, not worker 0's."""
         self.drawn = False
-        """Worker 0 draws a bar."""
+        """Worker 0 draws a bar; until then the bar is the job's status."""
         self._tracebacks = Tracebacks()
         self._writers = self._make_writers()
         self._waits_s = dict.fromkeys(self._writers.values(), READ_WITHIN_S)
@@ -89,7 +87,7 @@ class Console:
     @_harmless()
     def line(self, process: str, text: str, stream: str) -> None:
         """Print a line of a process."""
-        if process == BAR_OF and not self.live:
+        if process == BAR_OF and self.drawn:
             self._drop_bar()
         if not self._tracebacks.repeated(process, text):
             self._print(self._prefix(process, stream) + text, stream)
@@ -98,8 +96,7 @@ class Console:
     def progress(self, process: str, text: str) -> None:
         """Show a new state of a process's progress bar."""
         if process == BAR_OF and self.on_terminal["stderr"]:
-            self.drawn, self.live = True, False
-            self.bar = self._prefix(process, "stderr") + text
+            self.drawn, self.bar = True, self._prefix(process, "stderr") + text
             self._show_bar()
 
     @_harmless()
@@ -109,18 +106,21 @@ class Console:
         if self.on_terminal["stderr"] and not self.drawn:
             if not text:
                 self._hide_bar()
-            self.live, self.bar = bool(text), text
+            self.bar = text
             self._show_bar()
 
     @property
     def columns(self) -> int:
         """The greatest width of a line at the bottom."""
-        return _columns(self.streams["stderr"]) - 1
+        try:
+            return (os.get_terminal_size(self.streams["stderr"].fileno()).columns or 80) - 1
+        except (OSError, ValueError):
+            return 79
 
     @_harmless()
     def say(self, text: str) -> None:
         """Print a message of the launcher."""
-        if not self.live:
+        if self.drawn:
             self._drop_bar()
         for line in text.splitlines():
             self._print(f"odsgd launch: {line}" if not line.startswith(" ") else line, "stderr")
@@ -137,7 +137,7 @@ class Console:
 
     def _drop_bar(self) -> None:
         self._hide_bar()
-        self.bar, self.live = "", False
+        self.bar = ""
 
     def _hide_bar(self) -> None:
         if self.bar:
@@ -228,13 +228,6 @@ class Console:
 
 def _until(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
 
 
 def _cut(text: str, columns: int) -> str:

@@ -34,73 +34,49 @@ class _Sample(NamedTuple):
     progress: int  # a worker's iteration, a server's messages
     waited_s: float
     nbytes: float
-    pushes: float  # gradients that a server of an asynchronous job has got
-    taus: float  # the sum of their staleness
+    stale: Dict[str, Tuple[float, float]]
+    """Gradients that a server of an asynchronous job has got, and the sum of their staleness: by the name of the worker
+    that sent them, and of all workers by the server's own name."""
 
 
 class Overview:
-    """The status of one job, whose processes run on these hosts."""
+    """The status of one job."""
 
-    def __init__(self, hosts: Mapping[str, str]) -> None:
-        self._hosts = dict(hosts)
+    def __init__(self) -> None:
         self._samples: Dict[str, Deque[_Sample]] = {}
         self._beats: Dict[str, Facts] = {}
-        self._stale: Dict[int, Deque[Tuple[float, float, float]]] = {}  # worker rank -> time, pushes, sum of staleness
         self._began: Optional[Tuple[float, int]] = None  # time and number of the first iteration in a beat
         self._speaker = ""  # the worker whose beats tell how far the run is
 
     # Events
 
-    def set_host(self, name: str, host: str) -> None:
-        """The host of a process is now known."""
-        self._hosts[name] = host
-
     def beats(self, beats: Mapping[str, Any], now: float) -> None:
         """An agent has passed on the beats of its processes."""
         for name, beat in beats.items():
-            if name in self._hosts and isinstance(beat, dict):
+            if isinstance(beat, dict):
                 self._beats[name] = beat
                 if isinstance(beat.get("run"), dict):
                     self._speaker = name
                 silent_s = number(beat.get("silent_s"))
                 if silent_s is not None and "at" in beat:
                     self._add(name, beat, now - max(silent_s, 0.0))
-        self._count_stale(now)
 
     def ended(self, name: str) -> None:
-        """The process has ended, and is not shown any more."""
+        """The process has ended."""
         self._beats.pop(name, None)
         self._samples.pop(name, None)
-        self._hosts.pop(name, None)
 
     def _add(self, name: str, beat: Facts, at_s: float) -> None:
         """Note a beat by the time at which the process sent it."""
         samples = self._samples.setdefault(name, collections.deque())
         if samples and at_s - samples[-1].at_s < SAME_S:
             return
-        stale = _stale(beat)
         at, waited_s, nbytes = (number(beat.get(key)) or 0.0 for key in ("at", "waited_s", "nbytes"))
-        samples.append(_Sample(at_s, max(int(at), 0), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
-                          sum(taus for _, _, taus in stale)))
+        samples.append(_Sample(at_s, max(int(at), 0), waited_s, nbytes, _stale(name, beat)))
         while samples[-1].at_s - samples[0].at_s > WINDOW_S:
             samples.popleft()
         if self._began is None and at and name.startswith("worker"):
             self._began = at_s, int(at)
-
-    def _count_stale(self, now: float) -> None:
-        """Sum each worker's counts over all servers."""
-        totals: Dict[int, Tuple[float, float]] = {}
-        for beat in self._beats.values():
-            for rank, pushes, taus in _stale(beat):
-                before = totals.get(rank, (0.0, 0.0))
-                totals[rank] = before[0] + pushes, before[1] + taus
-        for rank, total in totals.items():
-            if f"worker {rank}" not in self._hosts:
-                continue
-            counted = self._stale.setdefault(rank, collections.deque())
-            counted.append((now, *total))
-            while counted[-1][0] - counted[0][0] > WINDOW_S:
-                counted.popleft()
 
     # Results
 
@@ -109,17 +85,13 @@ class Overview:
         name = self._speaker or min((name for name in self._samples if name.startswith("worker")), default="")
         if self._began is None or name not in self._samples:
             return {}
-        run = self._run(name)
+        run, waiting = self._run(name), self._waiting(name)
         doing = _text(self._beats[name].get("activity"))
         total = max(number(run.get("total")) or 0, 0) or None
         return {"at": self._samples[name][-1].progress, "total": total, "rate": self._rate(name),
                 "began": self._began[1], "elapsed_s": now - self._began[0],
                 "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in ("", "training") else ""),
-                "tail": _text(run.get("tail")) or self._waiting_words(name)}
-
-    def _waiting_words(self, name: str) -> str:
-        share = self._waiting(name)
-        return "" if share is None else f"waiting for weights {share:.0%}"
+                "tail": _text(run.get("tail")) or ("" if waiting is None else f"waiting for weights {waiting:.0%}")}
 
     def out(self) -> Optional[str]:
         """The folder of the run, if a process has told it."""
@@ -146,10 +118,10 @@ class Overview:
             found[name] = round(before.progress + min(max(share, 0.0), 1.0) * (then.progress - before.progress))
         return found
 
-    def table(self) -> List[Facts]:
-        """A row of facts for each process, workers first."""
-        names = sorted(self._hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
-        rows = [self._row(name) for name in names if name != "scheduler"]
+    def table(self, hosts: Mapping[str, str]) -> List[Facts]:
+        """A row of facts for each of these processes, which run on these hosts, workers first."""
+        names = sorted(hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
+        rows = [{**self._row(name), "host": hosts[name]} for name in names if name != "scheduler"]
         own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
         median = statistics.median_low(own) if len(own) > 1 else math.inf
         reached = self._together()
@@ -167,7 +139,7 @@ class Overview:
         beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
         samples = self._samples.get(name)
         own_ms = 1000 * (1 - (waiting or 0.0)) / rate if rate and name.startswith("worker") else None
-        return {"name": name, "host": self._hosts[name], "at": samples[-1].progress if samples else 0, "rate": rate,
+        return {"name": name, "at": samples[-1].progress if samples else 0, "rate": rate,
                 "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
                 "staleness": self._staleness(name), "doing": self._doing(beat)}
 
@@ -203,13 +175,11 @@ class Overview:
 
     def _staleness(self, name: str) -> Optional[float]:
         """The mean staleness of the gradients that a worker has sent, or a server has got."""
-        if name.startswith("server"):
-            counted = [(sample.pushes, sample.taus) for sample in self._samples.get(name, ())]
-        else:
-            counted = [(pushes, taus) for _, pushes, taus in self._stale.get(_rank(name), ())]
-        if not counted or counted[-1][0] <= counted[0][0]:
-            return None
-        return (counted[-1][1] - counted[0][1]) / (counted[-1][0] - counted[0][0])
+        pushes = taus = 0.0
+        for samples in self._samples.values():
+            first, last = (sample.stale.get(name, (0.0, 0.0)) for sample in (samples[0], samples[-1]))
+            pushes, taus = pushes + last[0] - first[0], taus + last[1] - first[1]
+        return taus / pushes if pushes > 0 else None
 
 
 def line(status: Facts, columns: int) -> str:
@@ -240,15 +210,16 @@ def line(status: Facts, columns: int) -> str:
     return drawn(form, kept, columns)
 
 
-def _stale(beat: Facts) -> List[Tuple[int, float, float]]:
-    """A server's counts: worker, its pushes, the sum of their staleness."""
+def _stale(name: str, beat: Facts) -> Dict[str, Tuple[float, float]]:
+    """A server's counts, as in a sample."""
     told = beat.get("stale")
-    found = []
+    found = {name: (0.0, 0.0)}
     for entry in told if isinstance(told, list) else []:
         numbers = [number(value) for value in entry] if isinstance(entry, list) and len(entry) == 3 else []
         if numbers and None not in numbers:
-            rank, pushes, taus = numbers
-            found.append((int(rank or 0), pushes or 0.0, taus or 0.0))
+            rank, pushes, taus = (value or 0.0 for value in numbers)
+            found[f"worker {int(rank)}"] = pushes, taus
+            found[name] = found[name][0] + pushes, found[name][1] + taus
     return found
 
 

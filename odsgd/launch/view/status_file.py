@@ -73,8 +73,7 @@ def requested(job: int) -> Iterator[str]:
     try:
         yield path.name
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def read(job: int) -> Optional[Facts]:

@@ -36,11 +36,11 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (JUDGE, 'worker.blocks_startup if self.on_sockets else worker.phase == "waiting"',
          'worker.phase == "waiting"')],
     "the last words of a lost worker were taken for those of the worker that joined in its place": [
-        ("odsgd.launch.supervisor", "not agent.has(message.process)", "message.process not in self.judge.members")],
+        ("odsgd.launch.supervisor", "message.process not in agent.names", "message.process not in self.judge.members")],
     "after a pause of a whole job healthy processes were said to have been silent": [
         ("odsgd.launch.agent.agent", "self.excused = held_up_s > HELD_UP_S", "self.excused = False")],
     "of two agents at one address only the first was watched": [
-        (LIVENESS, "(process.planned_host, process.agent_at)", "(process.planned_host, 0.0)"),
+        (LIVENESS, "(process.agent, process.agent_at)", "(process.agent, 0.0)"),
         (LIVENESS, "for (_, heard_at), processes in agents.items():", "for (_, _), processes in agents.items():"),
         (LIVENESS, "silent_s = now - heard_at", "silent_s = now - (processes[0].agent_at or now)")],
     "a worker stopped before its first beat was not noticed": [
@@ -88,7 +88,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, "elif process.silent_s > times * self._warn_s:", "elif process.silent_s > 2.0:"),
         (LIVENESS, "if process.silent_s > times * self._limit_s:", "if True:")],
     "a process that stood still was warned of without its name": [
-        (LIVENESS, 'f"{process.name} on host {process.host} {text}"', 'f"a process {text}"')],
+        (LIVENESS, 'f"{process.name} on host {process.member.host} {text}"', 'f"a process {text}"')],
     "an agent that stood still was lost after six times --hang-timeout": [
         (LIVENESS, "if silent_s > self._limit_s:", "if silent_s > 6 * self._limit_s:")],
     "a worker was lost whose successor had not joined at the end, and the last line did not name it": [

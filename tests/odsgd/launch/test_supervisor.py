@@ -130,7 +130,7 @@ def test_an_agent_whose_streams_all_end_in_one_turn_of_the_loop_is_lost_once() -
     agents.add(AgentConnection("10.0.0.1", plan.on(A), channel, starter, "ssh"))
     agents.turn()
     agents.close()
-    assert lost == [("10.0.0.1", plan.on(A), "ssh ended with exit code 3", [])]
+    assert lost == [("10.0.0.1", ["worker 0"], "ssh ended with exit code 3", [])]
 
 
 def test_an_agent_that_has_not_spoken_yet_may_remove_its_files_before_it_is_killed(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch
     monkeypatch.setenv("ODSGD_SSH", "/no/such/program")
     supervisor._let_join("request", 1.0)
     assert supervisor.judge.tick(9.0) is None
-    lost, = supervisor.judge.take_lost()
+    lost, = supervisor.judge.take_news().lost
     assert lost.message == ("worker 2 was lost (host 10.0.0.1): could not be started: cannot run /no/such/program: No "
                             "such file or directory; the job goes on with 2 of 3 workers")
     assert places.why_closed("", supervisor.plan, supervisor.judge) == ""

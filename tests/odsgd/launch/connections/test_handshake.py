@@ -13,24 +13,25 @@ from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.connections.handshake import NODE, RANKS, pack, receive_orders, receive_packed_orders, unpack
+from odsgd.launch.connections.handshake import NODE, RANKS, call_as_told, pack, receive_orders
 from odsgd.launch.hosts import listener as listening
-from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
+from odsgd.launch.hosts.listener import AgentListener
 from odsgd.launch.hosts.ssh import AgentConnection
-from odsgd.launch.messages import Ping
+from odsgd.launch.messages import Ping, ProcessOrders
 from odsgd.launch.plan import LOCAL, Process
+from tests.odsgd.launch.jobs import job
 
 SECRET = 64 * "a"
 PATIENCE_S = 60.0
-PROCESSES = [Process("worker", rank, LOCAL, ("true",), {}) for rank in range(3)]
+PROCESSES = [Process("worker", rank, LOCAL, ("true",), {"ODSGD_SECRET": SECRET, "A": "ü'\" \n"}) for rank in range(3)]
 
 
 class Launcher:
     """A launcher's port for three agents, and the loop that it is a part of."""
 
     def __init__(self) -> None:
-        expected = [ExpectedAgent(process.name, [process]) for process in PROCESSES]
-        self.listener = AgentListener(expected, SECRET, "127.0.0.1")
+        expected = {process.name: [process] for process in PROCESSES}
+        self.listener = AgentListener(job(3, 0), expected, SECRET, "127.0.0.1")
         self.at = self.listener.socket.getsockname()
         self.arrived: List[AgentConnection] = []
         self.over = threading.Event()
@@ -56,10 +57,9 @@ class Launcher:
             agent.close()
         self.selector.close()
 
-    def orders(self, secret: str = SECRET, nodes: Sequence[str] = ()) -> str:
-        """What an agent is given for three ranks."""
-        return pack({"launcher": self.at, "secret": secret, "common": {"directory": "/here"}, "nodes": nodes,
-                     "ranks": [{"processes": [{"name": process.name}]} for process in PROCESSES]})
+    def told(self, secret: str = SECRET, nodes: Sequence[str] = ()) -> str:
+        """What an agent is given."""
+        return pack({"launcher": self.at, "secret": secret, "directory": os.getcwd(), "nodes": nodes})
 
     @property
     def let_in(self) -> List[str]:
@@ -92,16 +92,12 @@ def rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RANKS[-1], "1")
 
 
-def test_jobs_survive_the_way_through_an_environment_variable() -> None:
-    jobs = {"ranks": [{"env": {"A": "ü'\" \n"}}] * 200}
-    assert unpack(pack(jobs)) == jobs and len(pack(jobs)) < 2000
-
-
 @pytest.mark.usefixtures("rank_1")
 def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(launcher: Launcher) -> None:
-    orders, fd = receive_packed_orders(launcher.orders())
+    orders, fd = call_as_told(launcher.told())
     assert json.loads(heard(fd)) == {"message": "Ping", "at": 7.5}
-    assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and launcher.let_in == ["worker 1"]
+    assert orders.processes == [ProcessOrders("worker 1", ["true"], {})] and orders.env == PROCESSES[1].env
+    assert launcher.let_in == ["worker 1"]
 
 
 @pytest.mark.usefixtures("rank_1")
@@ -119,23 +115,25 @@ def test_a_launcher_that_may_open_no_more_files_lets_agents_in_when_it_may(launc
                 time.sleep(0.001)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        _, fd = receive_packed_orders(launcher.orders())
+        _, fd = call_as_told(launcher.told())
         assert heard(fd) and launcher.let_in == ["worker 1"]
 
 
 def test_an_agent_of_slurm_gets_the_orders_of_its_node(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NODE, "b")
-    orders, fd = receive_packed_orders(launcher.orders(nodes=["a", "b", "c"]))
-    assert heard(fd) and orders["processes"] == [{"name": "worker 1"}] and launcher.let_in == ["worker 1"]
+    orders, fd = call_as_told(launcher.told(nodes=["a", "b", "c"]))
+    assert heard(fd) and [process.name for process in orders.processes] == launcher.let_in == ["worker 1"]
     with pytest.raises(SystemExit, match="SLURMD_NODENAME is b"):
-        receive_packed_orders(launcher.orders(nodes=["a", "c"]))
+        call_as_told(launcher.told(nodes=["a", "c"]))
 
 
 @pytest.mark.usefixtures("rank_1")
 def test_an_agent_of_another_job_or_one_that_has_been_here_is_not_let_in(launcher: Launcher) -> None:
-    assert heard(receive_packed_orders(launcher.orders(secret=64 * "b"))[1]) == b""
-    assert heard(receive_packed_orders(launcher.orders())[1])
-    assert heard(receive_packed_orders(launcher.orders())[1]) == b""
+    with pytest.raises(OSError, match="the launcher has hung up"):
+        call_as_told(launcher.told(secret=64 * "b"))
+    assert heard(call_as_told(launcher.told())[1])
+    with pytest.raises(OSError, match="the launcher has hung up"):
+        call_as_told(launcher.told())
     assert launcher.let_in == ["worker 1"]
 
 
@@ -162,7 +160,7 @@ def test_a_caller_that_is_no_agent_is_not_let_in(launcher: Launcher, answer: byt
 @pytest.mark.usefixtures("rank_1")
 def test_a_silent_caller_holds_nobody_up_and_has_to_go(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     with visit(launcher) as silent:
-        assert heard(receive_packed_orders(launcher.orders())[1])
+        assert heard(call_as_told(launcher.told())[1])
         monkeypatch.setattr(listening, "ANSWERED_WITHIN_S", 0.0)
         assert silent.recv(1) == b""
 
@@ -175,7 +173,7 @@ def test_however_many_strangers_there_are_an_agent_comes_in(launcher: Launcher, 
     monkeypatch.setattr(listening, "UNDISTURBED_S", 0.5)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(visit(launcher)) for _ in range(4)]  # three agents are awaited
-        assert heard(receive_packed_orders(launcher.orders())[1])
+        assert heard(call_as_told(launcher.told())[1])
         assert [caller.recv(1) for caller in silent[:3]] == [b"", b"", b""]
 
 

@@ -219,7 +219,7 @@ def strangers(at: str) -> Iterator[socket.socket]:
 def test_nobody_comes_in_without_the_jobs_certificate(ends: Ends) -> None:
     for stranger in strangers(ends.at):
         with stranger, contextlib.suppress(OSError):
-            stranger.sendall(tunnel.NAME.pack(int(NUMBERS[0])))
+            stranger.sendall(int(NUMBERS[0]).to_bytes(8, "big"))
             assert all_of(stranger) == b""
     ends.listening[0].settimeout(0.2)
     with pytest.raises(socket.timeout):
@@ -268,7 +268,7 @@ def test_a_process_that_is_turned_away_at_first_loses_nothing(certificate: str, 
         there.accept()[0].close()
         for let_in in (False, True):
             far = stack.enter_context(taking.wrap_socket(there.accept()[0], server_side=True))
-            assert tunnel._exactly(far, tunnel.NAME.size) == tunnel.NAME.pack(int(NUMBERS[0]))
+            assert far.recv(8) == int(NUMBERS[0]).to_bytes(8, "big")
             far.sendall(tunnel.LET_IN) if let_in else far.close()
         assert far.recv(100) == b"my word"
 

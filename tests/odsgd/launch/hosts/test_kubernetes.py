@@ -1,4 +1,5 @@
 """The manifests of a job, and what a pod makes of its environment."""
+import dataclasses
 import shlex
 import subprocess
 import sys
@@ -134,10 +135,14 @@ def test_orders_are_taken_from_the_launcher_alone() -> None:
     import socket
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        told = messages.Orders([], {}, [], 5.0, None, tells_losses=False, sockets={})
+        env = {"A": "b", "ODSGD_SECRET": "never sent"}
+        told = messages.Orders([], env, [], 5.0, None, tells_losses=False, sockets={})
         for secret, nonce in ((SECRET, "n"), (64 * "b", "n"), (SECRET, "another call's")):
-            theirs.sendall(json.dumps(vars(handshake.seal(told, secret, nonce))).encode() + b"\n")
-        assert handshake.receive_orders(ours, SECRET, "n") == vars(told)
+            sealed = json.dumps(vars(handshake.seal(told, secret, nonce))).encode()
+            assert b"never sent" not in sealed
+            theirs.sendall(sealed + b"\n")
+        got = handshake.receive_orders(ours, SECRET, "n")
+        assert got == dataclasses.replace(told, env={"A": "b", "ODSGD_SECRET": SECRET})
         for _ in range(2):
             with pytest.raises(OSError, match="does not know the job's secret"):
                 handshake.receive_orders(ours, SECRET, "n")

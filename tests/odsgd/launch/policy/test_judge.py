@@ -14,6 +14,7 @@ from odsgd.launch.policy.judge import (
     SETTLE_S,
     Judge,
     LostWorkers,
+    News,
     Verdict,
 )
 from tests.odsgd.launch.jobs import job
@@ -82,7 +83,7 @@ def test_behind_a_silent_agent_of_a_ring_another_may_have_failed_first() -> None
     for code, (answered_at, doubt) in itertools.product((-signal.SIGSEGV, 1), ((9.0, True), (10.0, False))):
         judge = running(*NAMES[2:], names=NAMES[2:])
         judge.exited("worker 0", code, 10.0)
-        assert judge.take_question() and not judge.take_question()
+        assert judge.take_news().failed and not judge.take_news().failed
         answers(judge, "worker 1", answered_at, 10.3)  # a beat says nothing, nor does an answer to an earlier ping
         assert (judge.tick(10.0 + SETTLE_S) is None) == doubt
         text = "no agent has answered since for worker 1: whether another failed first is not known"
@@ -472,9 +473,13 @@ def going_on(*joined: str) -> Judge:
     return running(*(joined or FIVE), names=FIVE, on_worker_loss="continue")
 
 
-def lost_at(judge: Judge, now: float) -> List[LostWorkers]:
+def news_at(judge: Judge, now: float) -> News:
     assert judge.tick(now) is None
-    return judge.take_lost()
+    return judge.take_news()
+
+
+def lost_at(judge: Judge, now: float) -> List[LostWorkers]:
+    return news_at(judge, now).lost
 
 
 def test_a_worker_is_lost_and_the_job_goes_on() -> None:
@@ -518,7 +523,7 @@ def test_a_worker_that_joins_later_may_die_and_the_job_does_not_wait_for_it() ->
     assert "goes on with 2 of 3" in lost_at(judge, 11.0)[0].message
     judge.joins(Member("worker 2", "worker", "hostB"), 12.0)
     judge.reported("worker 2", {"event": "joined"}, 13.0)
-    assert (judge.take_joined(), judge.take_joined()) == ([2], [])
+    assert (judge.take_news().joined, judge.take_news().joined) == ([2], [])
     judge.exited("worker 1", 3, 14.0)
     assert "goes on with 2 of 3" in lost_at(judge, 15.0)[0].message
     judge.joins(Member("worker 1", "worker", "hostB"), 16.0)
@@ -579,7 +584,7 @@ def test_a_loss_before_the_job_is_up_ends_it() -> None:
     verdict = verdict_at(judge, 11.0)
     assert verdict.exit_code == 1
     assert "the job was still starting, which takes all of them: worker 1 has not joined" in verdict.message
-    assert judge.take_lost() == []
+    assert judge.take_news().lost == []
 
 
 def test_a_loss_that_belongs_to_a_failure_is_a_failure() -> None:
@@ -587,7 +592,7 @@ def test_a_loss_that_belongs_to_a_failure_is_a_failure() -> None:
     judge.exited("worker 1", 1, 10.0)
     judge.exited("server 0", 1, 10.2)
     verdict = verdict_at(judge, 11.0)
-    assert verdict.culprit == "worker 1" and judge.take_lost() == []
+    assert verdict.culprit == "worker 1" and judge.take_news().lost == []
     assert "continue does not help: a job cannot go on without server 0" in verdict.message
 
 
@@ -638,7 +643,7 @@ def silence(judge: Judge, name: str, until_s: int) -> None:
 def test_a_process_that_hangs_is_to_be_ended_and_its_stacks_are_waited_for() -> None:
     judge = running(*NAMES, hang_timeout_s=30.0)
     silence(judge, "server 0", 31)
-    assert judge.take_hung() == ["server 0"] and judge.take_hung() == []
+    assert judge.take_news().hung == ["server 0"] and judge.take_news().hung == []
     assert judge.tick(31.0 + SETTLE_S) is None
     judge.output("server 0", "Thread 1")
     judge.exited("server 0", -signal.SIGKILL, 32.0)
@@ -676,7 +681,7 @@ def test_a_hanging_worker_of_an_asynchronous_job_is_lost() -> None:
     silence(judge, "worker 1", 31)
     judge.exited("worker 1", -signal.SIGKILL, 32.0)
     assert judge.tick(32.0) is None
-    assert [lost.ranks for lost in judge.take_lost()] == [[1]]
+    assert [lost.ranks for lost in judge.take_news().lost] == [[1]]
 
 
 def test_a_joiner_that_does_not_join_gives_its_place_back() -> None:
@@ -684,10 +689,11 @@ def test_a_joiner_that_does_not_join_gives_its_place_back() -> None:
     judge.exited("worker 1", 1, 10.0)
     lost_at(judge, 11.0)
     judge.joins(Member("worker 1", "worker", "hostB"), 20.0)
-    assert lost_at(judge, 319.0) == [] and judge.take_hung() == []
-    (ranks, message), = lost_at(judge, 321.0)
+    assert news_at(judge, 319.0) == News()
+    news = news_at(judge, 321.0)
+    (ranks, message), = news.lost
     assert (ranks, message) == ([1], "worker 1 has not joined (host hostB) within 300 s, and is given up")
-    assert judge.take_hung() == ["worker 1"] and judge.members["worker 1"].part == "lost"
+    assert news.hung == ["worker 1"] and judge.members["worker 1"].part == "lost"
     judge.exited("worker 1", -signal.SIGKILL, 322.0)
     assert lost_at(judge, 330.0) == []
 

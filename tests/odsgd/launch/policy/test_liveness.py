@@ -4,9 +4,14 @@ from typing import Any, Dict, Optional, Set
 import pytest
 
 from odsgd.config.launch import LEAST_HANG_TIMEOUT_S
+from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.liveness import PAUSE_FACTOR, WARN_S, Hung, LivenessMonitor
 
 HOSTS = {"scheduler": "head", "server 0": "node1", "server 1": "node2", "worker 0": "node1", "worker 1": "node2"}
+
+
+def monitor(hosts: Dict[str, str], hang_timeout_s: float = 60.0) -> LivenessMonitor:
+    return LivenessMonitor([Member(name, name.split()[0], host) for name, host in hosts.items()], hang_timeout_s, 0.0)
 
 
 class Story:
@@ -14,7 +19,7 @@ class Story:
 
     def __init__(self, hang_timeout_s: float = 60.0, hosts: Optional[Dict[str, str]] = None) -> None:
         self.hosts = dict(hosts or HOSTS)
-        self.liveness = LivenessMonitor(self.hosts, hang_timeout_s, 0.0)
+        self.liveness = monitor(self.hosts, hang_timeout_s)
         self.now = 0.0
         self.at = 0
         self.states: Dict[str, Dict[str, Any]] = {}
@@ -138,7 +143,7 @@ def test_a_script_without_a_pulse_is_not_missed() -> None:
     story = Story()
     for name in HOSTS:
         story.states[name] = {}
-    liveness = LivenessMonitor(HOSTS, 60.0, 0.0)
+    liveness = monitor(HOSTS)
     for second in range(1000):
         liveness.heard(HOSTS, float(second))
         liveness.beats({}, float(second))
@@ -253,7 +258,7 @@ def test_those_that_are_left_when_one_has_ended_are_not_judged_by_beats_from_bef
 
 
 def test_of_two_agents_at_one_address_the_silent_one_is_lost() -> None:
-    liveness = LivenessMonitor(dict.fromkeys(["scheduler", "worker 0", "worker 1"], "10.0.0.1"), 60.0, 0.0)
+    liveness = monitor(dict.fromkeys(["scheduler", "worker 0", "worker 1"], "10.0.0.1"))
     for now in range(1, 100):
         liveness.heard(["scheduler"], now)
         if now <= 20:
@@ -326,7 +331,7 @@ def test_without_a_hang_timeout_there_are_only_warnings() -> None:
 @pytest.mark.parametrize("beat", [{}, {"at": "x", "silent_s": None}, {"at": 1e300, "waits_s": [], "activity": 3},
                                   {"silent_s": float("nan")}, {"at": True, "state": {}}, 7])
 def test_a_beat_of_another_form_does_no_harm(beat: Any) -> None:
-    liveness = LivenessMonitor(HOSTS, 60.0, 0.0)
+    liveness = monitor(HOSTS)
     liveness.heard(HOSTS, 1.0)
     liveness.beats({"worker 0": beat, "nobody": beat}, 1.0)
     assert liveness.find_hung(1.0) is None

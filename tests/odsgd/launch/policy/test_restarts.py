@@ -1,10 +1,10 @@
 """Whether a job that has failed is started again, from facts alone."""
+import subprocess
 from pathlib import Path
 from typing import Any, List, Optional
 
 import pytest
 
-from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.check import ASKED_EVERY_S, MissingHosts
 from odsgd.launch.plan import LOCAL, Job, Process, make_plan
 from odsgd.launch.policy.failures import Member
@@ -67,11 +67,11 @@ def test_another_failure_is_tried_again(other: Attempt) -> None:
 
 def test_the_judge_knows_what_has_been_kept() -> None:
     judge = Judge(job(1, 1), [Member("worker 0", "worker", "hostA")], 5.0)
-    assert (judge.history.saved, judge.history.since) == (0, 5.0)
+    assert (judge.saved, judge.saved_at) == (0, 5.0)
     judge.reported("worker 0", {"event": "resumed", "iteration": 40}, 7.0)
     judge.reported("worker 0", {"event": "saved", "iteration": 60}, 9.0)
     judge.reported("worker 0", {"event": "saved", "iteration": "x"}, 11.0)
-    assert (judge.history.resumed, judge.history.saved, judge.history.since) == (40, 60, 9.0)
+    assert (judge.resumed, judge.saved, judge.saved_at) == (40, 60, 9.0)
 
 
 def elastic(*slots: Any, servers: int = 1, rejoin_timeout_s: float = 20.0, **settings: Any) -> Job:
@@ -196,11 +196,11 @@ def test_missing_hosts_are_asked_and_answer(tmp_path: Path, monkeypatch: pytest.
 def test_missing_hosts_are_asked_later_if_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: List[float] = []
 
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         asked.append(len(asked))
         raise BlockingIOError
 
-    monkeypatch.setattr(ssh, "ask", fails)
+    monkeypatch.setattr(subprocess, "Popen", fails)
     missing_hosts = MissingHosts(elastic(A, B), [A, B], since=5.0)
     for now in (5.0, 6.0, 5.0 + ASKED_EVERY_S):
         missing_hosts.ask(now)

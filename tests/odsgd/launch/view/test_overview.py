@@ -24,7 +24,7 @@ def beat(at: int, waited_s: float, nbytes: int = 0, **more: Any) -> Dict[str, An
 
 def overview() -> Overview:
     """Four seconds of two workers: 10 iterations per second, worker 0 waits half of its time, worker 1 a tenth."""
-    of = Overview(HOSTS)
+    of = Overview()
     for now, at in ((100.0, 40), (102.0, 60), (104.0, 80)):
         stale = [[0, at, at], [1, at, 3 * at]]
         of.beats({"worker 0": beat(at, at / 20, run=RUN), "server 0": beat(3 * at, 0, stale=stale)}, now)
@@ -45,7 +45,7 @@ def test_the_line_says_how_far_the_run_is_and_how_long_it_will_take() -> None:
 
 
 def test_a_script_of_ones_own_has_a_line_too() -> None:
-    of = Overview(HOSTS)
+    of = Overview()
     assert not of.status(100.0)
     for now, at in ((100.0, 40), (102.0, 60)):
         of.beats({"worker 0": {**beat(at, at / 20), "activity": ""}}, now)
@@ -59,7 +59,7 @@ def test_an_evaluation_is_said_to_be_one() -> None:
 
 
 def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
-    first, second, server = overview().table()
+    first, second, server = overview().table(HOSTS)
     assert (first["name"], first["at"], first["behind"], first["rate"]) == ("worker 0", 80, 0, 10.0)
     assert (first["waiting"], first["own_ms"], first["slow"], first["staleness"]) == (0.5, 50.0, False, 1.0)
     assert (second["waiting"], second["own_ms"], second["slow"]) == (0.1, 90.0, True)
@@ -69,50 +69,50 @@ def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
 
 def test_workers_are_compared_at_one_time_although_their_beats_come_at_different_ones() -> None:
     """Both do 200 iterations per second; worker 1's beats come 0.9 s after worker 0's. Then worker 1 is stopped."""
-    of = Overview({"worker 0": "here", "worker 1": "here"})
+    of, hosts = Overview(), {"worker 0": "here", "worker 1": "here"}
     for second in range(100, 105):
         of.beats({"worker 0": beat(200 * second, 0)}, second)
         of.beats({"worker 1": beat(200 * second + 180, 0)}, second + 0.9)
-    assert [row["behind"] for row in of.table()] == [0, 0]
+    assert [row["behind"] for row in of.table(hosts)] == [0, 0]
     for second in range(105, 115):
         of.beats({"worker 0": beat(200 * second, 0)}, second)
-    assert [row["behind"] for row in of.table()] == [0, 200 * 114 - 200 * 104 - 180]
+    assert [row["behind"] for row in of.table(hosts)] == [0, 200 * 114 - 200 * 104 - 180]
 
 
 def test_a_worker_that_counts_anew_beside_one_that_stands_still_has_no_rate_and_nobody_is_slow() -> None:
-    of = Overview({"worker 0": "here", "worker 1": "here", "worker 2": "here"})
+    of, hosts = Overview(), {"worker 0": "here", "worker 1": "here", "worker 2": "here"}
     for now, at in ((100.0, 9), (102.0, 5), (104.0, 1)):
         of.beats({"worker 0": beat(at, 0), "worker 1": beat(at, 0), "worker 2": beat(7, 0)}, now)
-    assert [(row["rate"], row["slow"]) for row in of.table()] == [(None, False), (None, False), (0.0, False)]
+    assert [(row["rate"], row["slow"]) for row in of.table(hosts)] == [(None, False), (None, False), (0.0, False)]
 
 
 def test_a_share_made_of_samples_is_never_more_than_all_and_a_little_slower_is_not_slow() -> None:
     """Of iterations of 100 ms, the workers compute 0, 5 and 9 ms, and 0, 5 and 20."""
     def rows(last: float) -> Any:
-        of = Overview({f"worker {rank}": "here" for rank in range(3)})
+        of, hosts = Overview(), {f"worker {rank}": "here" for rank in range(3)}
         for now in (100.0, 104.0):
             of.beats({f"worker {rank}": beat(int(10 * now), share * now)
                       for rank, share in enumerate((1.08, 0.95, last))}, now)
-        return [(row["waiting"], row["slow"]) for row in of.table()]
+        return [(row["waiting"], row["slow"]) for row in of.table(hosts)]
 
     assert rows(0.91) == [(1.0, False), (pytest.approx(0.95), False), (pytest.approx(0.91), False)]
     assert [slow for _, slow in rows(0.8)] == [False, False, True]
 
 
 def test_a_beat_that_comes_late_or_twice_changes_no_rate() -> None:
-    of = Overview(HOSTS)
+    of = Overview()
     for now, at, silent_s in ((101.0, 40, 1.0), (102.0, 60, 0.0), (102.5, 60, 0.5), (105.0, 80, 1.0)):
         of.beats({"worker 0": {**beat(at, 0), "silent_s": silent_s}}, now)
-    assert of.table()[0]["rate"] == 10.0
+    assert of.table(HOSTS)[0]["rate"] == 10.0
 
 
 def test_what_a_process_sends_is_not_trusted() -> None:
-    of = Overview(HOSTS)
+    of = Overview()
     run = {"total": "many", "head": "\x1b[2J" + "x" * 1000, "tail": 3}
     odd = {"at": 7, "waited_s": "long", "nbytes": None, "stale": [[1], [0, "x", 2], 7], "silent_s": 0.0, "run": run}
     for now in (1.0, 2.0):
         of.beats({"worker 0": odd, "worker 9": odd, "server 0": "beat"}, now)
-    assert line(of.status(2.0), 900).startswith("[2Jxx") and len(of.table()) == 3
+    assert line(of.status(2.0), 900).startswith("[2Jxx") and len(of.table(HOSTS)) == 3
     for now in (3.0, 4.0):
         of.beats({"worker 0": {**odd, "at": 1e300}}, now)
     assert len(line(of.status(4.0), 80)) <= 80
@@ -128,7 +128,7 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
     with pytest.raises(ConfigError, match="no job of this user runs"):
         watch.main([])
     note = status_file.StatusFile()
-    note.write({"job": os.getpid(), "command": "train", "out": str(tmp_path / "run"), "rows": overview().table()})
+    note.write({"job": os.getpid(), "command": "train", "out": str(tmp_path / "run"), "rows": overview().table(HOSTS)})
     for words in ([], [str(os.getpid())], [str(tmp_path / "run"), "--once"]):
         assert watch.main(words) == 0
         assert "worker 1 (slow)  there" in capsys.readouterr().out
