@@ -179,4 +179,5 @@ class DirectBucket:
         if not self._asynchronous:
             return dict.fromkeys(ranks, self._answers[0].encode(self._w, header))
         rank, = ranks
-        return {rank: self._answers[rank].encode(self._w, header).copy()}  # W may change before it has left
+        message = self._answers[rank].encode(self._w, header)
+        return {rank: message.copy() if np.may_share_memory(message, self._w) else message}  # W may change before it left
