@@ -180,4 +180,6 @@ class DirectBucket:
             return dict.fromkeys(ranks, self._answers[0].encode(self._w, header))
         rank, = ranks
         message = self._answers[rank].encode(self._w, header)
-        return {rank: message.copy() if np.may_share_memory(message, self._w) else message}  # W may change before it left
+        if np.may_share_memory(message, self._w):  # W may change before it has left
+            message = message.copy()
+        return {rank: message}
