@@ -253,7 +253,7 @@ def _lengths(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], 
         xs, means, colour = [x * beside for x, _ in points], [found.mean for _, found in points], colours[own][0]
         axes.errorbar(xs, means, bars, label=own, marker="o", markersize=4, capsize=3, color=colour, linewidth=1.2,
                       linestyle="none")
-        for framework in {framework for _, framework in made.values()}:  # each draws its own weights and data
+        for framework in sorted({framework for _, framework in made.values()}):  # each draws its own weights and data
             of_it = [place for place, (x, _) in enumerate(points) if made[x][1] == framework]
             axes.plot([xs[place] for place in of_it], [means[place] for place in of_it], color=colour, linewidth=1.2)
         alone = [(x, found.mean) for x, (_, found) in zip(xs, points) if found.seeds == 1]
