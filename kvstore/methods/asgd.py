@@ -34,14 +34,18 @@ from kvstore.errors import ProtocolError
 from kvstore.messages.header import ASYNC_MODULUS, Header
 from kvstore.messages.seam import Array, Servers
 from kvstore.methods import common
-from kvstore.methods.contract import Method, Rule, Step
-from kvstore.methods.sync import Synchronous
+from kvstore.methods.contract import Method, Rule, Step, Worker
 
 
-class Asynchronous(Synchronous):
-    """SSGD's lines: push g; go on with the weights as they stand right after it."""
-
+class Asynchronous(Worker):
     weights_holder: Servers
+
+    sends_gradient_in_place = True
+
+    def iterate(self, grad: Array, step: Step) -> Array:
+        """Push g; go on with the weights as they stand right after it."""
+        self.last_exchange = self.weights_holder.exchange(self.bucket, grad, step.lr)
+        return self.last_exchange.result()
 
     def global_weights(self, step: Step) -> Array:
         return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken()).untaken()
