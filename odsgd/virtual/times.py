@@ -5,7 +5,7 @@
 """
 import collections
 import math
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 from kvstore import methods
 from kvstore.errors import ConfigError
@@ -68,8 +68,10 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
         job = simulation(cluster, method, checked, parameters, transport, slower=slower)
         bounds = loads(job, range(warm_up + 1, warm_up + period + 1))
         iteration = iteration_s(job, warm_up + counted, warm_up, period)
-        updates = cluster.workers if job.quorum else averaged
-        return Pace(iteration, staleness(job.order.values(), every, updates, warm_up, job.quorum), bounds)
+        orders = job.order.values()
+        taus = (of_rounds(orders, every[0], job.quorum, cluster.workers, warm_up) if job.quorum else
+                staleness(orders, every, averaged, warm_up))
+        return Pace(iteration, taus, bounds)
 
     return found(1.0) if cluster.cores is None else _shared(found, cluster.cores)
 
@@ -154,41 +156,60 @@ def _rate(over: Sequence[float], period: int) -> float:
     return count / (over[count] - over[0])
 
 
-def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged: int, warm_up: int, quorum: int = 0
-              ) -> Dict[int, int]:
+def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged: int, warm_up: int) -> Dict[int, int]:
     """Updates by others between a worker's question and its next push: tau -> pushes, over all buckets.
 
     orders : the workers whose questions reached each bucket's rule, one after another
     every : iterations between pushes, between fetches
-    averaged : pushes that make one update, in rounds by as many workers
+    averaged : pushes that make one update
     warm_up : iterations of each worker that do not count, nor does what follows the first worker's last question
-    quorum : where servers have rounds (`kvstore.methods.quorum`): of a worker's questions each second one fetches, and
-        ends its round if so many workers have pushed
     """
-    period = every[0] if quorum else every[0] * every[1]
-    asks = [(period, True, False), (period, False, True)] if quorum else [  # iteration, whether it pushes, and fetches
-        (t, t % every[0] == 0, True) for t in range(1, period + 1) if t % every[0] == 0 or t % every[1] == 0]
+    period = every[0] * every[1]
+    asks = [t for t in range(1, period + 1) if t % every[0] == 0 or t % every[1] == 0]  # iterations with a question
     taus: Dict[int, int] = collections.Counter()
     for order in orders:
-        of_all, asked, seen = (collections.Counter(one) for one in (order, (), ()))  # by worker
-        version, pushed, members = 0, 0, set()  # what has been pushed since the last update, and by whom
-        for m in order:
-            periods, place = divmod(asked[m], len(asks))
-            t, pushes, fetches = asks[place]
-            if pushes:
-                if periods * period + t > warm_up:
-                    taus[version - seen[m]] += 1
+        seen: Dict[int, int] = collections.defaultdict(int)
+        pushed = 0
+        for m, periods, place in _questions(order, len(asks)):
+            t = periods * period + asks[place]
+            if t % every[0] == 0:
+                if t > warm_up:
+                    taus[pushed // averaged - seen[m]] += 1
                 pushed += 1
+            seen[m] = pushed // averaged
+    return dict(sorted(taus.items()))
+
+
+def of_rounds(orders: Iterable[Sequence[int]], every: int, quorum: int, workers: int, warm_up: int) -> Dict[int, int]:
+    """The same where servers have rounds (`kvstore.methods.quorum`): of a worker's questions each second one fetches,
+    and ends its round if that has its quorum. A round of all workers ends at once.
+
+    every : iterations between pushes
+    """
+    taus: Dict[int, int] = collections.Counter()
+    for order in orders:
+        seen: Dict[int, int] = collections.defaultdict(int)
+        version, members = 0, set()
+        for m, turn, fetches in _questions(order, 2):
+            if not fetches:
+                if (turn + 1) * every > warm_up:
+                    taus[version - seen[m]] += 1
                 members.add(m)
-            there = len(members) if quorum else pushed
-            if there == averaged or (quorum and fetches and m in members and there >= quorum):
-                version, pushed, members = version + 1, 0, set()
+            if len(members) == workers or (fetches and m in members and len(members) >= quorum):
+                version, members = version + 1, set()
             if fetches:
                 seen[m] = version
-            asked[m] += 1
-            if asked[m] == of_all[m]:
-                break
     return dict(sorted(taus.items()))
+
+
+def _questions(order: Sequence[int], number: int) -> Iterator[Tuple[int, int, int]]:
+    """Worker, period and place of each question, where a period has this `number`; up to a worker's last one."""
+    of_all, asked = collections.Counter(order), collections.Counter()  # type: Dict[int, int], Dict[int, int]
+    for m in order:
+        yield (m, *divmod(asked[m], number))
+        asked[m] += 1
+        if asked[m] == of_all[m]:
+            return
 
 
 def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
