@@ -19,7 +19,6 @@ import queue
 import threading
 import time
 import traceback
-from concurrent.futures import Future
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -89,7 +88,7 @@ def _by_device(layers: Iterable[Any]) -> List[List[Tuple[NDArray, NDArray]]]:
 
 
 class _Device:
-    """One accelerator: its layers, and the steps that it has been asked for.
+    """One accelerator: its layers, and the tasks that it has been given.
 
     `durations` : seconds of each layer, forward and backward together
     """
@@ -100,46 +99,57 @@ class _Device:
         numbers = list(range(len(layers)))
         self._forward = steps(numbers, forward * durations)
         self._backward = steps(numbers[::-1], (1 - forward) * durations)
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._end_s = 0.0
         threading.Thread(target=self._run, name="odsgd-device", daemon=True).start()
 
     def iteration(self, number: int, factor: float) -> NDArray:
         for layers, seconds in self._forward:
-            self._ask("forward", number, layers, factor * seconds, writes=[])
+            self._ask(_Task("forward", number, layers, factor * seconds), [self._layers[k][0] for k in layers], [])
         for layers, seconds in self._backward:
-            self._ask("backward", number, layers, factor * seconds, writes=[self._layers[k][1] for k in layers])
+            self._ask(_Task("backward", number, layers, factor * seconds), [self._layers[k][0] for k in layers],
+                      [self._layers[k][1] for k in layers])
         through = mx.nd.zeros(1)
-        self._ask("end", number, [], 0.0, writes=[through])
+        self._ask(_Task("end", number, [], 0.0), [], [through])
         return through
 
-    def _ask(self, what: str, iteration: int, layers: List[int], seconds: float, writes: List[NDArray]) -> None:
-        """Queue a step, which reads the weights of its layers."""
-        ready: Future[Tuple[float, engine.Done]] = Future()  # when the engine has begun it, and what ends it
-        engine.push_async(lambda done: ready.set_result((time.monotonic(), done)),
-                          [self._layers[k][0] for k in layers], writes)
-        self._asked.put((what, iteration, layers, seconds, ready))
+    def _ask(self, task: "_Task", reads: List[NDArray], writes: List[NDArray]) -> None:
+        engine.push_async(task.begin, reads, writes)
+        self._asked.put(task)
 
     def _run(self) -> None:
         try:
             while True:
-                self._carry_out(*self._asked.get())
+                self._carry_out(self._asked.get())
         except BaseException:
             ending.die(traceback.format_exc(), EXIT_FAILURE)  # on this thread there is no one to catch it
 
-    def _carry_out(self, what: str, iteration: int, layers: List[int], seconds: float,
-                   ready: "Future[Tuple[float, engine.Done]]") -> None:
-        ready_s, done = ready.result()
-        start_s = max(self._end_s, ready_s)
-        self._end_s = start_s + seconds
+    def _carry_out(self, task: "_Task") -> None:
+        task.ready.wait()
+        start_s = max(self._end_s, task.ready_s)
+        self._end_s = start_s + task.seconds
         time.sleep(max(0.0, self._end_s - time.monotonic()))
-        if what == "backward" and self._gradient is not None:
-            for k in layers:
+        if task.what == "backward" and self._gradient is not None:
+            for k in task.layers:
                 weight, grad = self._layers[k]
-                np.copyto(engine.view(grad), self._gradient(iteration, k, engine.view(weight)).reshape(-1))
-        done()
-        if layers and self._recorder:
-            self._recorder.add("compute", what, start_s, self._end_s, iteration=iteration, layers=layers)
+                np.copyto(engine.view(grad), self._gradient(task.iteration, k, engine.view(weight)).reshape(-1))
+        task.done()
+        if task.layers and self._recorder:
+            self._recorder.add("compute", task.what, start_s, self._end_s, iteration=task.iteration, layers=task.layers)
+
+
+class _Task:
+    """A step of one iteration."""
+
+    def __init__(self, what: str, iteration: int, layers: List[int], seconds: float) -> None:
+        self.what, self.iteration, self.layers, self.seconds = what, iteration, layers, seconds
+        self.ready, self.ready_s = threading.Event(), 0.0
+        self.done: engine.Done
+
+    def begin(self, done: engine.Done) -> None:
+        """The engine says that its inputs have been written, and its outputs have been read."""
+        self.done, self.ready_s = done, time.monotonic()
+        self.ready.set()
 
 
 def steps(order: Sequence[int], seconds: np.ndarray) -> List[Tuple[List[int], float]]:
