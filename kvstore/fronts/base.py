@@ -170,18 +170,17 @@ class FrontEnd:
 
     def _show(self, snapshot: Snapshot) -> contextlib.ExitStack:
         """Let the parameters hold a snapshot; what is returned, once closed, brings back what they have held."""
-        self._shown = self._shown or [Snapshot(self._own_weights(), self._aux())]
+        before = self._shown[-1].weights if self._shown else self._own_weights()
+        held = Snapshot(before, self._aux())
         with contextlib.ExitStack() as way_back:
-            way_back.callback(self._show_before)
-            self._shown.append(snapshot)
+            way_back.callback(self._show_again, held, self._shown)
+            self._shown = [*(self._shown or [held]), snapshot]
             self._place(snapshot)
             return way_back.pop_all()
 
-    def _show_before(self) -> None:
-        self._shown.pop()
-        self._place(self._shown[-1])
-        if len(self._shown) == 1:
-            self._shown.clear()
+    def _show_again(self, held: Snapshot, shown: List[Snapshot]) -> None:
+        self._shown = shown
+        self._place(held)
 
     def _place(self, snapshot: Snapshot) -> None:
         for lane, flat in zip(self.lanes, snapshot.weights):

@@ -14,7 +14,7 @@ from typing import Any, Dict, Tuple
 
 from kvstore.errors import ProtocolError
 
-SIGNED = re.compile("([0-9]{1,18}) ([0-9]{1,18}) ([0-9a-f]{64}) ([ -\x7f]*)")
+SIGNED = re.compile("([0-9]{1,18}) ([0-9]{1,18}) ([0-9a-f]{64}) (.*)", re.DOTALL)
 
 
 def trusted() -> bool:

@@ -167,7 +167,7 @@ class Stage(Turns):
         terms[worker_rank].append(term)
         if all(terms):
             _travel_round([of_worker.pop(0) for of_worker in terms])
-        return term
+        return term.late
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
         """The sum of every worker's array, always in the same order. A worker waits, so has one at a time."""
@@ -187,18 +187,18 @@ Asked = Tuple[int, Buffer, LateAnswer]
 """A worker's rank, its message, and its answer."""
 
 
-class _Term(LateAnswer):
-    """A sum, with what one worker adds to it."""
+class _Term:
+    """What one worker adds to a sum, in arrays that nobody keeps; `late` is the sum."""
 
     def __init__(self, on: "_Staged", round_: Round, own: NDArray, out: NDArray) -> None:
-        super().__init__(on.stage, on.worker_rank, f"{round_.what}: the sum over the workers", out, round_.check)
+        self.late = LateAnswer(on.stage, on.worker_rank, f"{round_.what}: the sum over the workers", out)
         self.round, self.out = round_, out
         self._own = own.copy()  # in the engine: the worker goes on
 
     def begin(self, worker_rank: int, num_workers: int) -> Messages:
         self.round.own, self.round.total = self._own.asnumpy(), np.empty(self._own.size, np.float32)
-        if self.check is not None:
-            self.check(self.round.own)
+        if self.round.check is not None:
+            self.round.check(self.round.own)
         longest = self.round.longest(num_workers)
         return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
 
@@ -216,7 +216,7 @@ def _travel_round(terms: List[_Term]) -> None:
                 pair[1][:] = sent[m - 1]
     for term in terms:
         term.out[:] = term.round.total
-        term.arrived = True
+        term.late.arrived = True
 
 
 class _Staged(Transport):

@@ -29,8 +29,8 @@ class Compute:
 def _compute(value: Any) -> Compute:
     if isinstance(value, Compute):
         return value
-    time, _, draws = as_text(value).partition(",")
-    seconds, drawn = TIME.convert(time), DRAWS.convert(draws or "constant")
+    time, comma, draws = as_text(value).partition(",")
+    seconds, drawn = TIME.convert(time), DRAWS.convert(draws if comma else "constant")
     if not 0 < seconds < LARGEST or drawn.kind not in ("constant", "lognormal"):
         raise ValueError
     return Compute(seconds, *drawn.values)

@@ -340,7 +340,8 @@ class Supervisor:
                 self.judge.members[name].host = hello.host
 
     def _beats(self, agent: AgentConnection, message: messages.Beats, now: float) -> None:
-        beats = {name: beat for name, beat in message.beats.items() if name in agent.names}
+        names = agent.names
+        beats = {name: beat for name, beat in message.beats.items() if name in names}
         self.judge.liveness.beats(beats, now)
         with self._guarded("the overview"):
             self.overview.beats(beats, now)

@@ -335,12 +335,12 @@ class Training:
             if self.store.rank == 0:
                 self._check_empty()
             return {}, []
-        manifest, warnings = resuming.resume(self.folder, self.store, self.net, self._check, self.mirror)
-        if not manifest:
-            if again:
-                return {}, warnings
+        if self.store.rank == 0 and not again and not resuming.complete(self.folder, self.mirror):
             raise ConfigError(f"no complete checkpoint in `{self.folder}`; check --out, or leave --resume out to begin "
                               "a new run")
+        manifest, warnings = resuming.resume(self.folder, self.store, self.net, self._check, self.mirror)
+        if not manifest:
+            return {}, warnings
         self.checkpoints.whole = manifest["iteration"]
         self.schedule.progress = EpochProgress(*manifest.get("course") or ())
         if manifest["num_workers"] != self.store.num_workers:

@@ -30,7 +30,7 @@ class Measurements:
     def __init__(self, config: TrainConfig, schedule: Schedule, store: Store, trainer: Any) -> None:
         self._config, self._schedule, self._store, self._trainer = config, schedule, store, trainer
         self.meter, self.clock = Meter(self._take), Clock()
-        self._cluster_s: Callable[[], float] = getattr(store.session.transport, "seconds", float)  # 0 of a real one
+        self._cluster_s: Callable[[], float] = getattr(store.session.transport, "seconds", lambda: 0.0)
         self.virtual_before_s = 0.0  # before the run was resumed
         self.interval = self.epoch = self._from_here()
 

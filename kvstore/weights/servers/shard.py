@@ -4,6 +4,7 @@
 stores have different numbers. Commands come from workers, through `commands.Verifier` where there is a network.
 """
 import base64
+import io
 import json
 from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Tuple
 
@@ -143,7 +144,7 @@ class Shard:
         self.server_rank, self.num_workers, self._trusted = server_rank, num_workers, trusted
         self._entries: Dict[int, Entry] = {}
         self._opened: List[Dict[str, Any]] = []  # what stores have begun with
-        self._incoming = bytearray()  # a saved state on its way in
+        self._incoming = io.BytesIO()  # a saved state on its way in
         self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
         self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import,
                                                          "rest": self._rest}
@@ -266,10 +267,10 @@ class Shard:
         """The next piece of a saved state; the last one puts it in place."""
         if server_rank != self.server_rank:
             return
-        self._incoming += base64.b64decode(piece)
+        self._incoming.write(base64.b64decode(piece))
         if last:
-            self.restore(from_bytes(self._incoming))
-            self._incoming = bytearray()
+            self.restore(from_bytes(self._incoming.getvalue()))
+            self._incoming = io.BytesIO()
 
     def restore(self, state: State) -> None:
         """Put back what `export` gave."""

@@ -29,8 +29,8 @@ def main() -> int:
     except OSError as error:
         sys.exit(f"odsgd agent on {socket.gethostname()}: {error}")
     except (LookupError, TypeError, ValueError) as error:
-        sys.exit(f"odsgd agent on {socket.gethostname()}: it cannot read its orders ({error!r}); it is odsgd "
-                 f"{VERSION}, and every host needs the version of the launching machine")
+        sys.exit(f"odsgd agent on {socket.gethostname()}: it cannot read its orders ({type(error).__name__}); it is "
+                 f"odsgd {VERSION}, and every host needs the version of the launching machine")
     return agent.run()
 
 

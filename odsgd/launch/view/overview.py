@@ -5,7 +5,7 @@ Beats in, text and numbers out; no process, pipe, clock or terminal here. Rates 
 import collections
 import math
 import statistics
-from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from tqdm import tqdm
 
@@ -120,8 +120,10 @@ class Overview:
 
     def table(self, hosts: Mapping[str, str]) -> List[Facts]:
         """A row of facts for each of these processes, which run on these hosts, workers first."""
+        servers = [samples for name, samples in self._samples.items() if name.startswith("server")]
         names = sorted(hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
-        rows = [{**self._row(name), "host": hosts[name]} for name in names if name != "scheduler"]
+        rows = [{**self._row(name), "host": hosts[name], "staleness": _staleness(name, servers)}
+                for name in names if name != "scheduler"]
         own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
         median = statistics.median_low(own) if len(own) > 1 else math.inf
         reached = self._together()
@@ -141,7 +143,7 @@ class Overview:
         own_ms = 1000 * (1 - (waiting or 0.0)) / rate if rate and name.startswith("worker") else None
         return {"name": name, "at": samples[-1].progress if samples else 0, "rate": rate,
                 "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
-                "staleness": self._staleness(name), "doing": self._doing(beat)}
+                "doing": self._doing(beat)}
 
     def _doing(self, beat: Facts) -> str:
         silent_s, waits_s = number(beat.get("silent_s")), number(beat.get("waits_s"))
@@ -173,14 +175,6 @@ class Overview:
         share = self._per_s(name, "waited_s")
         return None if share is None else min(share, 1.0)  # two samples may add up to more
 
-    def _staleness(self, name: str) -> Optional[float]:
-        """The mean staleness of the gradients that a worker has sent, or a server has got."""
-        pushes = taus = 0.0
-        for samples in self._samples.values():
-            first, last = (sample.stale.get(name, (0.0, 0.0)) for sample in (samples[0], samples[-1]))
-            pushes, taus = pushes + last[0] - first[0], taus + last[1] - first[1]
-        return taus / pushes if pushes > 0 else None
-
 
 def line(status: Facts, columns: int) -> str:
     """The status in one line of at most this many columns. In a short line the rate, the bar and the last words are
@@ -208,6 +202,15 @@ def line(status: Facts, columns: int) -> str:
         if len(drawn(form, kept)) <= columns:
             break
     return drawn(form, kept, columns)
+
+
+def _staleness(name: str, servers: Sequence[Deque[_Sample]]) -> Optional[float]:
+    """The mean staleness of the gradients that a worker has sent, or a server has got."""
+    pushes = taus = 0.0
+    for samples in servers:
+        first, last = (sample.stale.get(name, (0.0, 0.0)) for sample in (samples[0], samples[-1]))
+        pushes, taus = pushes + last[0] - first[0], taus + last[1] - first[1]
+    return taus / pushes if pushes > 0 else None
 
 
 def _stale(name: str, beat: Facts) -> Dict[str, Tuple[float, float]]:

@@ -1,5 +1,6 @@
 """Weights on workers: who updates what of parts and keeps what of U's state; how long a ring's sums last."""
 import dataclasses
+import gc
 from typing import Dict, List, Tuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.seam import Saved, TrafficSettings, Transport
 from kvstore.methods.pipelined import PipeSGD
 from kvstore.transports.in_process import Stage
+from kvstore.transports.rounds import Round
 from kvstore.transports.sharded import cuts, part
 from kvstore.weights.parts import Parts
 
@@ -70,6 +72,22 @@ def test_the_workers_together_keep_one_state_which_is_that_of_the_servers(optimi
         assert list(arrays) == list(expected)
         for name, array in arrays.items():
             np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def test_nothing_of_a_sum_is_kept_once_it_is_there() -> None:
+    stage, stores = Stage(2), []
+
+    def work(transport: Transport) -> None:
+        store, w = kvstore.create("ssgd", transport), mx.nd.ones(3)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+        store.broadcast(0, w, w)
+        for _ in range(3):
+            store.pushpull(0, mx.nd.ones(3), out=w)
+        stores.append(store)
+
+    stage.run(work, stage.sharded_worker)
+    gc.collect()
+    assert stores and [one for one in gc.get_objects() if isinstance(one, Round)] == []
 
 
 class ReadsLate(PipeSGD):

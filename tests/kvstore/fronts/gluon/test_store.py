@@ -1040,7 +1040,7 @@ def test_weights_that_come_in_ever_new_arrays_are_not_all_kept() -> None:
             assert arrays["a"].asnumpy().tolist() == [t] * 3
 
 
-def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others() -> None:
+def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     store, net = make("asgd"), gluon.nn.BatchNorm(in_channels=1, momentum=0.0)
     net.initialize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store)
@@ -1063,10 +1063,17 @@ def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others() -> None:
             with store.showing(store.snapshot()):
                 assert held() == [-2.5, 2.0]
             assert held() == [-1.0, 2.0] and not store.holds_own([net.beta.name])
+            net.running_mean.data()[:] = 7
+            with store.showing(store.snapshot()):
+                pass
+            assert held() == [-1.0, 7.0]
         assert held() == [-2.5, 8.0] and store.holds_own([net.beta.name])
     with pytest.raises(KeyError), store.showing(then._replace(aux={})):
         pass
     assert held() == [-2.5, 8.0] and store.holds_own([net.beta.name])
+    with monkeypatch.context() as patched, pytest.raises(KeyError, match="way back"), store.showing(then):
+        patched.setattr(store, "_set_aux", lambda aux: {}["way back"])
+    step(1, 3)
     w = mx.nd.ones(1)
     synchronous = make("ssgd")
     synchronous.broadcast("w", w, w)
