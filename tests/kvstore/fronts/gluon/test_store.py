@@ -1072,7 +1072,7 @@ def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others(monkeypatch: pyte
         pass
     assert held() == [-2.5, 8.0] and store.holds_own([net.beta.name])
     with monkeypatch.context() as patched, pytest.raises(KeyError, match="way back"), store.showing(then):
-        patched.setattr(store, "_set_aux", lambda aux: {}["way back"])
+        patched.setattr(store, "_set_aux", lambda aux: aux["way back"])
     step(1, 3)
     w = mx.nd.ones(1)
     synchronous = make("ssgd")
