@@ -335,10 +335,8 @@ class Training:
             if self.store.rank == 0:
                 self._check_empty()
             return {}, []
-        if self.store.rank == 0 and not again and not resuming.complete(self.folder, self.mirror):
-            raise ConfigError(f"no complete checkpoint in `{self.folder}`; check --out, or leave --resume out to begin "
-                              "a new run")
-        manifest, warnings = resuming.resume(self.folder, self.store, self.net, self._check, self.mirror)
+        manifest, warnings = resuming.resume(self.folder, self.store, self.net, self._check, self.mirror,
+                                             required=not again)
         if not manifest:
             return {}, warnings
         self.checkpoints.whole = manifest["iteration"]

@@ -15,12 +15,13 @@ def candidates(config: AdviseConfig, workers: int, codecs: Sequence[str] = ("non
         return list(config.systems)
     numbers = [number for number in config.servers if number == AUTO or int(number) <= workers]
     found = []
-    for name, transport in ((one, transport) for one in config.stores for transport in OURS[one].transports):
-        place = {} if transport == OURS[name].transports[0] else {"transport": transport}
+    for name in config.stores:
         intervals = [{"T": T} for T in config.intervals] if "T" in OURS[name].option_names() else [{}]
-        coded = [_coded(codec, transport) for codec in codecs] if _has_codecs(name, transport) else [{}]
-        found += [_system(name, {**place, **interval, **codes}, servers) for interval in intervals for codes in coded
-                  for servers in (numbers if transport == "server" else [None])]
+        for transport in OURS[name].transports:
+            place = {} if transport == OURS[name].transports[0] else {"transport": transport}
+            coded = [_coded(codec, transport) for codec in codecs] if _has_codecs(name, transport) else [{}]
+            found += [_system(name, {**place, **interval, **codes}, servers) for interval in intervals
+                      for codes in coded for servers in (numbers if transport == "server" else [None])]
     return found
 
 

@@ -27,7 +27,8 @@ def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
 
     It may be older where there is a second place, to which not all may have been copied: a warning.
     """
-    expected, found = environment.saved_iteration(), max(complete(root, second), default=0)
+    expected = environment.saved_iteration()
+    found = max(complete(root, second), default=0) if expected else 0
     if found >= expected:
         return []
     where = f"in `{root}` on host {socket.gethostname()}" + (" or in the second place" if second is not None else "")
@@ -40,9 +41,9 @@ def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
 
 
 def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],
-           second: Optional[CheckpointMirror] = None) -> Tuple[Dict[str, Any], List[str]]:
-    """Go on from the newest complete checkpoint that every worker finds whole; its manifest, which is empty if there is
-    no checkpoint, and what to warn of.
+           second: Optional[CheckpointMirror] = None, required: bool = False) -> Tuple[Dict[str, Any], List[str]]:
+    """Go on from the newest complete checkpoint that every worker finds whole; its manifest, and what to warn of.
+    Without a checkpoint the manifest is empty, or, if one is `required`, worker 0 raises ConfigError.
 
     `check`: raises ConfigError on worker 0 for a manifest of another run. Collective, before the trainer's first step.
     Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
@@ -50,6 +51,8 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
     """
     warnings = check_saved(root, second) if store.rank == 0 else []
     there = complete(root, second) if store.rank == 0 else []
+    if required and store.rank == 0 and not there:
+        raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
     passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
     while True:
         offer = _offer(root, there, check, passed, second) if store.rank == 0 else None
