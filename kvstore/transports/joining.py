@@ -1,7 +1,7 @@
 """A worker's place in a job with servers, whichever way its messages take (`pslite`, `sockets`)."""
 import collections
 import os
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Type
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 
@@ -17,19 +17,11 @@ from kvstore.transports.sizing import measured_pace
 
 
 class Answers(Export):
-    """What the servers answer to a command: each of `pieces` brings more of it into `answers`, and says how many pieces
-    are left."""
+    """What the servers answer to a command. A `fetch` that was interrupted can be called again."""
 
-    def __init__(self, answers: List[bytearray], pieces: Iterator[int]) -> None:
-        self._answers, self._pieces = answers, pieces
+    def __init__(self) -> None:
+        self._answers: List[bytearray] = []
         self.left = 1
-
-    def settle(self) -> None:
-        if not self._answers:  # servers answer when they have laid it aside
-            self.fetch()
-
-    def fetch(self) -> None:
-        self.left = next(self._pieces, 0)
 
     def texts(self) -> List[bytes]:
         """Each server's whole answer; waits."""

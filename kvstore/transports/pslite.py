@@ -9,7 +9,7 @@ import os
 import random
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -32,8 +32,6 @@ windows grow so far that buckets later leave in bursts, and workers' streams dri
 
 class Connection(Joined):
     """This worker's place in the job."""
-
-    _numbers = itertools.count()  # of questions to the servers; answers to several may be under way
 
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         super().__init__(timeout_s, synchronous)
@@ -102,25 +100,11 @@ class Connection(Joined):
         return message
 
     def answers(self, name: str, timeout_s: float) -> Answers:
-        """As they are now, at the first piece."""
-        found = [bytearray() for _ in range(self.num_servers)]
-        answers = Answers(found, self._pieces(name, found, timeout_s))
+        answers = _Answers(self, name, timeout_s)
         answers.fetch()
         return answers
 
-    def _pieces(self, name: str, answers: List[bytearray], timeout_s: float) -> Iterator[int]:
-        number, chunk, left = next(self._numbers), 0, 1
-        while left:
-            found = self._ask_piece(name, number, chunk, timeout_s)
-            chunk += 1
-            for answer, (_, _, length, piece) in zip(answers, found):
-                answer += piece[:length - len(answer)]
-            left = max(pieces(length) for _, _, length, _ in found) - chunk
-            if not left:
-                self.command("taken", {"number": number}, timeout_s)
-            yield left
-
-    def _ask_piece(self, name: str, number: int, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
+    def ask_piece(self, name: str, number: int, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
         """One piece from each server; once more, if another worker's question came between."""
         with deadlines.waiting_for(f"the servers' answer to `{name}`", timeout_s):
             while True:
@@ -150,6 +134,29 @@ class Connection(Joined):
             handle, self.native.handle = self.native.handle, None
             mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
         report("done", at=pulse.at)
+
+
+class _Answers(Answers):
+    """As they are now, at the first piece."""
+
+    _numbers = itertools.count()  # several may be under way
+
+    def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
+        super().__init__()
+        self._connection, self._name, self._timeout_s = connection, name, timeout_s
+        self._number, self._chunk = next(self._numbers), 0
+
+    def fetch(self) -> None:
+        if not self.left:
+            return
+        found = self._connection.ask_piece(self._name, self._number, self._chunk, self._timeout_s)
+        self._answers = self._answers or [bytearray() for _ in found]
+        self._chunk += 1
+        for answer, (_, _, length, piece) in zip(self._answers, found):
+            answer += piece[:length - len(answer)]
+        self.left = max(pieces(length) for _, _, length, _ in found) - self._chunk
+        if not self.left:
+            self._connection.command("taken", {"number": self._number}, self._timeout_s)
 
 
 class ParameterServer(ParameterServers):

@@ -4,7 +4,7 @@ Gradients leave from the array that the front end wrote them to, and the answer 
 on either side. Server 0 makes sums over the workers.
 """
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
@@ -58,15 +58,7 @@ class SocketsJoined(Joined):
                 answer()
 
     def answers(self, name: str, timeout_s: float) -> Answers:
-        waits = self._ask(name, {})
-        found: List[bytearray] = []
-
-        def all_at_once() -> Iterator[int]:
-            with deadlines.waiting_for(f"the servers' answer to `{name}`", timeout_s):
-                found.extend(bytearray(wait()) for wait in waits)
-            yield 0
-
-        return Answers(found, all_at_once())
+        return _Answers(self._ask(name, {}), f"the servers' answer to `{name}`", timeout_s)
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         if environment.joined():  # the others do not wait for it
@@ -81,6 +73,23 @@ class SocketsJoined(Joined):
         engine.wait_all()
         self.command("leave", {}, self.timeout_s)
         report("done", at=pulse.at)
+
+
+class _Answers(Answers):
+    """They arrive while other things go on, each as it was when the server was asked."""
+
+    def __init__(self, waits: List[Callable[[], np.ndarray]], what: str, timeout_s: float) -> None:
+        super().__init__()
+        self._waits, self._what, self._timeout_s = waits, what, timeout_s
+
+    def settle(self) -> None:
+        self.fetch()  # servers answer when they have laid it aside
+
+    def fetch(self) -> None:
+        with deadlines.waiting_for(self._what, self._timeout_s):
+            for wait in self._waits[len(self._answers):]:
+                self._answers.append(bytearray(wait()))
+        self.left = 0
 
 
 class SocketServers(ParameterServers):

@@ -12,10 +12,12 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Keys, Parameter
-from kvstore.messages.seam import Setup, TrafficSettings
+from kvstore.messages.header import ANSWER_FLOATS, pack_piece, pieces, read_piece
+from kvstore.messages.seam import Setup, State, TrafficSettings
 from kvstore.methods import where
 from kvstore.methods.delayed import ODSGD
-from kvstore.transports import joining, pslite, sizing
+from kvstore.state.npz import to_bytes
+from kvstore.transports import joining, pslite, sizing, sockets
 
 
 class Servers:
@@ -120,3 +122,38 @@ def test_what_servers_would_refuse_is_refused_by_the_worker(monkeypatch: pytest.
                          ("/tmp/mine.py:Mine", "is not this package's, and this job has no secret")):
         with pytest.raises(ConfigError, match=said):
             pslite.ParameterServer().set_up(Setup(method, {}, {}, [], TrafficSettings()), lambda bucket: None)
+
+
+class Interrupted:
+    """Gives what it has, but for the call that Ctrl-C interrupts."""
+
+    def __init__(self, found: Sequence[Any], after: int) -> None:
+        self.found, self.left = iter(found), after
+
+    def __call__(self, *asked: Any) -> Any:
+        self.left -= 1
+        if self.left == -1:
+            raise KeyboardInterrupt
+        return next(self.found)
+
+
+@pytest.mark.parametrize("kind", ["ps-lite", "sockets"])
+def test_an_export_that_was_interrupted_can_be_read_again(kind: str) -> None:
+    saved: State = {7: ({"optimizer/state": np.arange(3 * ANSWER_FLOATS, dtype=np.float32)}, {"rule": {}})}
+    whole = to_bytes(saved)
+    there: Any
+    if kind == "sockets":
+        there = object.__new__(sockets.SocketsJoined)
+        wait = Interrupted([np.frombuffer(to_bytes({}), np.uint8), np.frombuffer(whole, np.uint8)], 1)
+        there._ask = lambda name, payload: [wait, wait]
+    else:
+        there = object.__new__(pslite.Connection)
+        there.command = lambda *command: None
+        answers = [[read_piece(pack_piece(0, chunk, whole))] for chunk in range(pieces(len(whole)))]
+        there.ask_piece = Interrupted(answers, 2)
+    export = there.answers("export", 5.0)
+    with pytest.raises(KeyboardInterrupt):
+        export.read()
+    (read, rules), = export.read().values()
+    np.testing.assert_array_equal(read["optimizer/state"], saved[7][0]["optimizer/state"])
+    assert rules == {"rule": {}}
