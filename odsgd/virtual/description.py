@@ -41,7 +41,7 @@ def _quantity(value: Any, units: Mapping[str, float]) -> Quantity:
     if isinstance(value, Quantity):
         return value
     text = as_text(value).strip().lower()
-    match = re.fullmatch(rf"(\d+(?:\.\d+)?(?:e-?\d+)?) ?({'|'.join(units)})", text)
+    match = re.fullmatch(rf"((?:\d+\.?\d*|\.\d+)(?:e-?\d+)?) ?({'|'.join(units)})", text)
     if not match and text != "0":
         raise ValueError
     found = Quantity(float(match[1]) * units[match[2]] if match else 0)
@@ -87,6 +87,8 @@ def _draws(value: Any) -> Draws:
     if kind == "pauses" and len(texts) == 2 and int(texts[0]) > 0:
         return Draws(kind, (float(int(texts[0])), _time(texts[1])))
     values = tuple(map(float, texts))
+    if kind == "lognormal" and values == (0.0,):
+        return Draws()
     least = {"constant": (), "lognormal": (0.0,), "pareto": (1.0,)}.get(kind)
     if least is None or len(values) != len(least) or not all(least < v < math.inf for v, least in zip(values, least)):
         raise ValueError

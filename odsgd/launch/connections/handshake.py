@@ -115,11 +115,12 @@ def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Option
     line = _read_line(connection, MAX_ORDERS)
     if not line:
         return None
-    text = shown = ""
+    proven = False
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         sealed = json.loads(line)
         text, shown = str(sealed["orders"]), str(sealed["proof"])
-    if not hmac.compare_digest(shown.encode(), _proof(secret, f"orders {nonce} {text}").encode()):
+        proven = hmac.compare_digest(shown.encode(), _proof(secret, f"orders {nonce} {text}").encode())
+    if not proven:
         raise OSError("what answers in the launcher's place does not know the job's secret")
     orders: Orders = of_json(Orders, json.loads(text))
     orders.env["ODSGD_SECRET"] = secret

@@ -92,6 +92,8 @@ class Agents:
         for agent in self.all:
             if of is None or of in agent.names:
                 agent.channel.send(message)
+                if of is not None:
+                    return
 
     def ping(self) -> None:
         """Ask all agents for an answer."""

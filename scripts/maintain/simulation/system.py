@@ -135,7 +135,7 @@ class World:
 
     def part(self, most: int) -> int:
         """How much a read of a pipe or a connection gets at most: in a tenth of the seeds at times a part."""
-        return self._parts.randrange(1, 60) if self._parts and self._parts.random() < 0.3 else most
+        return min(most, self._parts.randrange(1, 60)) if self._parts and self._parts.random() < 0.3 else most
 
     def wait(self, files: Sequence["File"], until: Optional[float]) -> bool:
         """Give the turn away until one of the files changes, a signal comes or it is time; false: it is time."""

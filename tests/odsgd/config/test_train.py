@@ -312,7 +312,9 @@ def test_an_emulated_compute_time_has_a_unit_and_perhaps_a_spread() -> None:
     assert config.to_dict()["emulate_compute"] == "200ms,lognormal:0.1" and config.eval_every == 0
     assert TrainConfig(**config.to_dict()) == config
     assert TrainConfig(emulate_compute="33.3ms").to_dict()["emulate_compute"] == "33.3ms"
-    for wrong in ("200", "0ms", "200ms,normal:1", "-1s"):
+    for same, time in (("200ms,lognormal:0", "200ms"), (".5s", "500ms"), ("5.s", "5000ms")):
+        assert TrainConfig(emulate_compute=same).to_dict()["emulate_compute"] == time
+    for wrong in ("200", "0ms", "200ms,normal:1", "-1s", "200ms,lognormal:-1", ".s"):
         with pytest.raises(ConfigError, match="emulate_compute: expected a time"):
             TrainConfig(emulate_compute=wrong)
     with pytest.raises(ConfigError, match="resume has no meaning"):

@@ -141,9 +141,11 @@ def test_orders_are_taken_from_the_launcher_alone() -> None:
             sealed = json.dumps(vars(handshake.seal(told, secret, nonce))).encode()
             assert b"never sent" not in sealed
             theirs.sendall(sealed + b"\n")
+        for orders, proof in (("", "\ud800"), ("\ud800", "")):  # no text that could be encoded
+            theirs.sendall(json.dumps({"orders": orders, "proof": proof}).encode() + b"\n")
         got = handshake.receive_orders(ours, SECRET, "n")
         assert got == dataclasses.replace(told, env={"A": "b", "ODSGD_SECRET": SECRET})
-        for _ in range(2):
+        for _ in range(4):
             with pytest.raises(OSError, match="does not know the job's secret"):
                 handshake.receive_orders(ours, SECRET, "n")
         theirs.shutdown(socket.SHUT_WR)
