@@ -33,7 +33,7 @@ def _compute(value: Any) -> Compute:
     seconds, drawn = TIME.convert(time), DRAWS.convert(draws if comma else "constant")
     if not 0 < seconds < LARGEST or drawn.kind not in ("constant", "lognormal"):
         raise ValueError
-    return Compute(seconds, *drawn.values)
+    return Compute(float(seconds), *drawn.values)
 
 
 BOOLEANS: Dict[str, bool] = yaml.SafeLoader.bool_values

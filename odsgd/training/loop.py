@@ -302,7 +302,8 @@ class Training:
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.schedule.batches_per_epoch,
                  "course": list(self.schedule.progress),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
-                 "cluster": self._cluster(), "virtual_seconds": self.measured.virtual_s(),
+                 "cluster": self._cluster(),
+                 "virtual_seconds": None if self.config.cluster is None else self.measured.virtual_s(),
                  "untold": self.evaluator.untold, "epoch_so_far": self._so_far() if position else None}
         self.checkpoints.begin(facts)
         if self.config.cluster is not None:

@@ -34,7 +34,7 @@ def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
     where = f"in `{root}` on host {socket.gethostname()}" + (" or in the second place" if second is not None else "")
     here = f"the newest {where} is {found}" if found else f"there is none {where}"
     if found and second is not None:
-        return [f"the job has saved checkpoint {expected}, and {here}; going on from that one"]
+        return [f"the job has saved checkpoint {expected}, and {here}"]
     raise ConfigError(f"the job has saved checkpoint {expected}, and {here}, where worker 0 runs now; copy its folder "
                       "there and go on with --resume, and have the checkpoints where every host finds them (a shared "
                       "folder, or --checkpoint-to)")
@@ -59,7 +59,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         manifest, passed = from_worker_0(store, (offer, passed))
         if manifest is None:
             if passed:
-                raise ConfigError(passed[0][1])
+                raise ConfigError("; ".join([*warnings, passed[0][1]]))
             return {}, warnings
         folder = root / str(manifest["iteration"])
         others = manifest["num_workers"] != store.num_workers
@@ -79,9 +79,8 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
                 restore(folder, store, net)
             if store.rank == 0:
                 report("resumed", iteration=manifest["iteration"])
-            return manifest, [*warnings, *(
-                f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
-                for name, why in passed)]
+            warnings += [f"checkpoint {name} is not whole ({shown(why)})" for name, why in passed]
+            return manifest, [f"{warning}; going on from checkpoint {folder.name}" for warning in warnings]
         passed.append((folder.name, complaints[0]))
 
 

@@ -248,10 +248,24 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before_it(tmp_pat
     assert manifest["iteration"] == 2 and warning.startswith("checkpoint 3 is not whole (cannot read")
 
 
-def test_without_a_whole_checkpoint_the_newest_ones_damage_is_told(tmp_path: Path, trained: Trained) -> None:
+def test_without_a_whole_checkpoint_the_newest_ones_damage_is_told(tmp_path: Path, trained: Trained,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     damage(save(tmp_path, trained) / "servers.npz")
-    with pytest.raises(ConfigError, match=r"2/servers.npz`: expected SHA-256"):
+    with pytest.raises(ConfigError, match=r"^`\S+2/servers.npz`: expected SHA-256"):
         resuming.resume(tmp_path, kvstore.create("local"), trained[1], lambda manifest: None)
+    monkeypatch.setenv("ODSGD_SAVED", "40")
+    with pytest.raises(ConfigError, match=r"checkpoint 40, and the newest in .* is 2; `\S+2/servers.npz`: expected"):
+        resuming.resume(tmp_path, kvstore.create("local"), trained[1], lambda manifest: None,
+                        CheckpointMirror(str(tmp_path / "second")))
+
+
+def test_what_is_older_than_what_was_saved_is_gone_on_from_with_a_warning(tmp_path: Path, trained: Trained,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, trained)
+    monkeypatch.setenv("ODSGD_SAVED", "40")
+    manifest, (warning,) = resuming.resume(tmp_path, kvstore.create("local"), trained[1], lambda manifest: None,
+                                           CheckpointMirror(str(tmp_path / "second")))
+    assert manifest["iteration"] == 2 and warning.endswith("is 2; going on from checkpoint 2")
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
@@ -307,7 +321,7 @@ def test_what_was_brought_back_may_be_older_than_what_was_saved(tmp_path: Path,
     with pytest.raises(ConfigError, match="there is none in"):
         resuming.check_saved(tmp_path, second)
     warning, = resuming.check_saved(saved_before(tmp_path, 20), second)
-    assert "checkpoint 40, and the newest in" in warning and warning.endswith("is 20; going on from that one")
+    assert "checkpoint 40, and the newest in" in warning and warning.endswith("is 20")
 
 
 def arrays() -> Dict[str, np.ndarray]:
