@@ -49,6 +49,8 @@ Why the counts have changed, of learning:
 - The one claim of a paper that did not hold is open now: a delayed update loses at most 1.5 points (Table 2). With 8
   threads, in 4 % of the training, ours loses more: {delayed-update/table-2/small: prop-8.accuracy - conv-8.accuracy}.
   But the claim is about the end of the training, and no run of that length is there.
+- One does not hold, in 2 % of the training: SASGD, EAMSGD and Downpour do not converge alike with 2 learners (Figure
+  9). In training Downpour's own weights do as well as SASGD's; its global weights, which are tested, do worse.
 - Two that held are open again: SASGD's Figure 2, because its test was changed when there were runs, and OD-SGD's Table
   2 (12 workers), because larger runs are planned.
 

@@ -336,9 +336,8 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
             low, high = _range([one for _, one in found], ratio)
             if ratio:
                 axes.set_xscale("log")
-                axes.set_xticks([end for end in FACTORS if low < end < high])
+                _mark(axes.xaxis, FACTORS, low, high)
                 axes.minorticks_off()
-                axes.xaxis.set_major_formatter("{x:g}")
             elif high - low > WIDE:
                 _in_points(axes, axes.xaxis, low, high)
             for place, (_, one) in enumerate(found):
@@ -352,11 +351,22 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
                             else "points" + ", logarithmic beyond 1" * (axes.get_xscale() == "symlog"))
 
 
+def _mark(axis: Any, marks: Sequence[float], low: float, high: float) -> None:
+    """Marks of a logarithmic axis, far enough from each other to be read, from the middle on."""
+    places = dict(zip(marks, axis.get_transform().transform(marks)))
+    begin, end = axis.get_transform().transform([low, high])
+    found: List[float] = []
+    for mark in sorted(places, key=lambda one: abs(places[one])):
+        if low < mark < high and all(abs(places[mark] - places[one]) > 0.12 * (end - begin) for one in found):
+            found.append(mark)
+    axis.set_ticks(found)
+    axis.set_major_formatter("{x:g}")
+
+
 def _in_points(axes: Any, axis: Any, low: float, high: float) -> None:
     """Differences, some of them small and some large."""
     getattr(axes, f"set_{axis.axis_name}scale")("symlog", linthresh=1)
-    axis.set_ticks([end for end in POINTS if low < end < high])
-    axis.set_major_formatter("{x:g}")
+    _mark(axis, POINTS, low, high)
 
 
 def _range(rows: Sequence[Tested], ratio: bool) -> Tuple[float, float]:
