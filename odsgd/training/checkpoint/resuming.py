@@ -3,7 +3,7 @@ import contextlib
 import json
 import socket
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -22,13 +22,13 @@ def complete(root: Path, second: Optional[CheckpointMirror]) -> List[int]:
     return sorted({*manifests.complete(root), *([] if second is None else second.holds(manifests.MANIFEST))})
 
 
-def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
+def check_saved(root: Path, there: Sequence[int], second: Optional[CheckpointMirror]) -> List[str]:
     """On worker 0 of a job that was started again: ConfigError if the checkpoint that it had is not there.
 
     It may be older where there is a second place, to which not all may have been copied: a warning.
     """
     expected = environment.saved_iteration()
-    found = max(complete(root, second), default=0) if expected else 0
+    found = max(there, default=0)
     if found >= expected:
         return []
     where = f"in `{root}` on host {socket.gethostname()}" + (" or in the second place" if second is not None else "")
@@ -49,8 +49,8 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
     Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
     not in `root` any more comes from the `second` place.
     """
-    warnings = check_saved(root, second) if store.rank == 0 else []
     there = complete(root, second) if store.rank == 0 else []
+    warnings = check_saved(root, there, second) if store.rank == 0 else []
     if required and store.rank == 0 and not there:
         raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
     passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why

@@ -293,12 +293,12 @@ def test_other_settings_are_refused_by_name() -> None:
         manifests.check_facts(manifest, {"num_workers": 3}, ["lr: 1 in the saved run, 2 now"])
 
 
-def saved_before(tmp_path: Path, *iterations: int) -> Path:
-    """A folder with manifests of these checkpoints."""
+def saved_before(tmp_path: Path, *iterations: int) -> List[int]:
+    """Manifests of these checkpoints; all that are found."""
     for iteration in iterations:
         (tmp_path / str(iteration)).mkdir()
         (tmp_path / str(iteration) / manifests.MANIFEST).touch()
-    return tmp_path
+    return resuming.complete(tmp_path, None)
 
 
 def test_worker_0_without_the_checkpoint_that_its_job_has_saved_does_not_begin_again(
@@ -306,12 +306,12 @@ def test_worker_0_without_the_checkpoint_that_its_job_has_saved_does_not_begin_a
     monkeypatch.setenv("ODSGD_SAVED", "40")
     for iterations, found in ((), "there is none in"), ((20,), "the newest in"):
         with pytest.raises(ConfigError) as caught:
-            resuming.check_saved(saved_before(tmp_path, *iterations), None)
+            resuming.check_saved(tmp_path, saved_before(tmp_path, *iterations), None)
         told = str(caught.value)
         assert told.startswith(f"the job has saved checkpoint 40, and {found} `{tmp_path}` on host ")
         assert socket.gethostname() in told and "--checkpoint-to" in told and "\n" not in told
     assert "is 20, where worker 0 runs now" in told
-    assert resuming.check_saved(saved_before(tmp_path, 40), None) == []
+    assert resuming.check_saved(tmp_path, saved_before(tmp_path, 40), None) == []
 
 
 def test_what_was_brought_back_may_be_older_than_what_was_saved(tmp_path: Path,
@@ -319,8 +319,8 @@ def test_what_was_brought_back_may_be_older_than_what_was_saved(tmp_path: Path,
     monkeypatch.setenv("ODSGD_SAVED", "40")
     second = CheckpointMirror(str(tmp_path / "second"))
     with pytest.raises(ConfigError, match="there is none in"):
-        resuming.check_saved(tmp_path, second)
-    warning, = resuming.check_saved(saved_before(tmp_path, 20), second)
+        resuming.check_saved(tmp_path, [], second)
+    warning, = resuming.check_saved(tmp_path, saved_before(tmp_path, 20), second)
     assert "checkpoint 40, and the newest in" in warning and warning.endswith("is 20")
 
 
