@@ -59,7 +59,8 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         manifest, passed = from_worker_0(store, (offer, passed))
         if manifest is None:
             if passed:
-                raise ConfigError("; ".join([*warnings, passed[0][1]]))
+                newer = f"; the job has saved checkpoint {environment.saved_iteration()}, which is not here"
+                raise ConfigError(passed[0][1] + newer * bool(warnings))
             return {}, warnings
         folder = root / str(manifest["iteration"])
         others = manifest["num_workers"] != store.num_workers
