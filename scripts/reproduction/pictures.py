@@ -269,7 +269,7 @@ def _lengths(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], 
     axes.set_xticklabels([f"{x:,.0f}\n{made[x][0]}" for x in sorted(made)])
     axes.minorticks_off()
     axes.set_xlabel("iterations")
-    axes.set_ylabel((picture.label or MEASURES[picture.y].label) + ", logarithmic beyond 1" * wide)
+    axes.set_ylabel((picture.label or MEASURES[picture.y].label) + ",\nlogarithmic beyond 1" * wide)
 
 
 def _bars(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cells: Mapping[str, Seeds],
@@ -355,9 +355,10 @@ def _mark(axis: Any, marks: Sequence[float], low: float, high: float) -> None:
     """Marks of a logarithmic axis, far enough from each other to be read, from the middle on."""
     places = dict(zip(marks, axis.get_transform().transform(marks)))
     begin, end = axis.get_transform().transform([low, high])
+    apart = (0.12 if axis.axis_name == "x" else 0.05) * (end - begin)  # words are wider than they are high
     found: List[float] = []
     for mark in sorted(places, key=lambda one: abs(places[one])):
-        if low < mark < high and all(abs(places[mark] - places[one]) > 0.12 * (end - begin) for one in found):
+        if low < mark < high and all(abs(places[mark] - places[one]) > apart for one in found):
             found.append(mark)
     axis.set_ticks(found)
     axis.set_major_formatter("{x:g}")
