@@ -444,7 +444,7 @@ def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) 
     assert [one.verdict for one in verdicts.values()] == [claims.HOLDS, claims.HOLDS, claims.OPEN, claims.OPEN]
     assert verdicts[3].findings[0].estimate.seeds == 2 and verdicts[3].scale == "small" and not verdicts[3].planned
     later = dataclasses.replace(item.claims[0], from_seed={"small": 3})
-    assert pages._by(later, verdicts[3]) == "small, seeds from 3 on"
+    assert pages._by(later, verdicts[3]) == "scale small, seeds from 3 on"
 
 
 def test_what_keeps_a_claim_from_being_told_is_said(tmp_path: Path) -> None:
@@ -508,11 +508,11 @@ def test_a_claim_is_told_when_its_plan_is_full_and_by_the_seeds_of_the_plan(plan
         return claims.ruling(planned, item, claim, {("figure-1", "medium"): cells, ("figure-1", "small"): before})
     early = ruled(learns, [0.9, 0.9], [])
     assert early.verdict == claims.FAILS
-    assert pages._by(learns, early) == "small; 2 of 3 planned runs so far, medium"
+    assert pages._by(learns, early) == "scale small; 2 of 3 planned runs so far (scale medium)"
     full = ruled(learns, [0.9, 0.9, 0.9, 0.1, 0.1], [])
-    assert full.verdict == claims.HOLDS and pages._by(learns, full) == "medium, as planned"
+    assert full.verdict == claims.HOLDS and pages._by(learns, full) == "scale medium, as planned"
     assert full.planned and full.findings[0].estimate.seeds == 3
-    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).lacks == "4 of 5 planned runs so far, medium"
+    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).lacks == "4 of 5 planned runs so far (scale medium)"
     assert ruled(same, [0.9, 0.5, 0.9], [0.9, 0.1]).verdict == claims.OPEN  # though the smaller scale would tell
     later = dataclasses.replace(learns, from_seed={"medium": 1})
     assert ruled(later, [0.1, 0.9, 0.9], []).findings[0].estimate.seeds == 2
@@ -853,6 +853,24 @@ def test_a_curve_over_time_is_the_mean_of_its_seeds_at_the_epochs_that_all_have(
         assert list(line.get_ydata()) == pytest.approx([60, 80])
 
 
+def test_panels_that_show_the_same_at_a_scale_have_one_axis(tiny: Paper, trial: Trial) -> None:
+    from matplotlib.figure import Figure
+    high, low = (made(trial, accuracies) for accuracies in ([0.8, 0.9, 0.9, 0.9, 0.9], [0.1, 0.8, 0.8, 0.8, 0.85]))
+    curve, colours = dataclasses.replace(trial.item.pictures[0], kind="curve", y="accuracy"), {"ASGD": ("C0", "-")}
+    every: Any = Figure().subplots(3)
+    panels = [pictures.Panel(curve, scale, {"asgd": {0: run}}) for run, scale in ((high, "small"), (low, "small"),
+                                                                                 (high, "paper"))]
+    names = [{"asgd": "ASGD"}] * 3
+    for axes, one in zip(every, panels):
+        pictures._curves(axes, trial.item, curve, names[0], one.cells, colours)
+    pictures._heights(trial.item, panels, every, names, colours)
+    assert every[0].get_ylim() == every[1].get_ylim() != every[2].get_ylim()
+    first, last = every[0].get_ylim()
+    assert 10 < first < 80 < 90 < last, "without the steep beginning"
+    assert [axes.get_title(loc="right") for axes in every] == ["", "", "the paper: 99.0 ↑"]
+    assert [len(axes.lines) for axes in every] == [2, 2, 1], "the paper's 99 is near only in the first two"
+
+
 def test_the_overview_tells_the_papers_scale_from_a_smaller_one(tmp_path: Path) -> None:
     text = TINY.replace("scales: {small:", "scales: {paper: {}, small:") + (
         "  figure-3: {caption: c, state: run, scales: {small: {}}, options: {dataset: digits, kvstore: ssgd}, "
@@ -964,8 +982,8 @@ def test_a_comparison_stands_at_every_scale_and_a_length_without_a_claim(tmp_pat
             results.add(made(trial, [0.9]), tmp_path / trial.file)
     page = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert "| 1 | ASGD | test accuracy, % | above 50 | 99 | 90 (one seed) | 1 | paper, does not decide |" in page
-    assert "| 1 | ASGD | test accuracy, % | above 50 | 99 | 90 (90 to 90) | 2 | small |" in page
-    assert "|  | (SSGD) - (ASGD) | test accuracy, % |  |  | +0.00 (+0.00 to +0.00) | 2 | small, does not" in page
+    assert "| 1 | ASGD | test accuracy, % | above 50 | 99 | 90 | 2 | small |" in page
+    assert "|  | (SSGD) - (ASGD) | test accuracy, % |  |  | +0.00 | 2 | small, does not" in page
 
 
 def test_curves_of_a_larger_scale_stand_before_those_of_most_cells(tmp_path: Path) -> None:

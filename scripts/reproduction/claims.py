@@ -87,7 +87,7 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
         full = all(there) and all(planned.values())
         if all(planned.values()) and not full:
             found = found._replace(why=claim.why if any(there) else found.why)
-            where = f", {scale.name}" if len(of.scales) > 1 else ""
+            where = f" (scale {scale.name})" if len(of.scales) > 1 else ""
             lacks.append(f"{sum(there)} of {len(there)} planned runs so far{where}")
         end = scale.seeds if full else scale.had
         telling = {name: {seed: result for seed, result in seeds.items() if first <= seed < end(name)}

@@ -7,44 +7,46 @@ from __future__ import annotations
 import collections
 import math
 import re
+import textwrap
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from odsgd.tools import piped
 from scripts.reproduction import words
 from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested, compared, inside, ruling
 from scripts.reproduction.declarations import ABOUT, BEYOND, Claim, Item, Paper
-from scripts.reproduction.measures import CONFIDENCE, MEASURES
+from scripts.reproduction.measures import CONFIDENCE
 from scripts.reproduction.results import Key, Result
 
 HOW_TO_READ = f"""\
 These pages are written by `scripts/reproduce --report` from the files in [data](data) and the declarations' notes; do
-not edit them. How a cell is run, and the rest of them with one command: [reproduce](../how-to/reproduce.md). Numbers
-of ours are means over seeds with the standard deviation.
+not edit them. How a cell is run, and the rest of them with one command: [reproduce](../how-to/reproduce.md).
 
-A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval (Student's
-t). It covers chance in training and not in the choice of the test set, and has no width where all seeds agree. A claim
-of k comparisons fails only if one of them fails at a confidence of 1 - 0.05/k; where that alone keeps it from failing,
-its wider interval is shown, as "at 98.3 % confidence". Many claims are tested, so one in twenty of those at the edge
-may be chance. A table shows the comparison that decides a claim: of several the worst. "Worst of 3: A - B" means that
-the claim needs three comparisons, and A - B came out worst; the paper's number is that of A - B, too. Where nothing
-has run, it is the one that is closest to what the claim excludes. "1 of 12 planned runs so far, paper" means that 12
-runs are planned at the paper's scale, and 1 is there.
-
-✓ a claim holds; ✗ it does not; ? cannot be told. Of times, which are those of a simulated cluster: ✓ reproduced in the
-simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cannot fail there. The *size* is the share of
-the paper's training that our runs have, by examples. A verdict at a few per cent is one about short trainings;
-in longer ones a delay may cost less. A claim with a plan of seeds is decided when all planned runs are there,
-"as planned"; before that, and without a plan, by the runs that were there when plans were made, if they are enough.
-
-A number with × is a quotient of the two cells that are named; any other is a difference between them, in points.\
-""".replace(
-    "95%", "95 %")
+- **Sizes.** *Scale paper* is the paper's own size; *medium* has all examples, the paper's mini-batch and its rates, in
+  fewer epochs; *small* is smaller still, often a part of the data. *Share* is the part of the paper's training that
+  our runs have, by examples. A verdict at a few per cent is one about short trainings; in longer ones a delay may cost
+  less.
+- **Numbers.** One with × is a quotient of the two cells that are named; any other is a difference between them, in
+  points. In tables of results, ours are means over seeds with the standard deviation.
+- **Intervals.** A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence
+  interval (Student's t). It covers chance in training and not in the choice of the test set. Where it is narrower than
+  the last digit only the number stands there. Many claims are tested, so one in twenty of those at the edge may be
+  chance.
+- **Signs.** ✓ the claim holds: the interval is inside of what it says. ✗ it does not hold: the interval is outside.
+  ? it is open: neither, or a single seed. Times are those of a simulated cluster, where ✓ and ✗ mean *reproduced in the
+  simulator* and *not reproduced in the simulator*; "certain" means that a claim cannot fail there.
+- **Several comparisons.** Some claims need more than one. Such a claim holds if all of them hold. It does not hold if
+  one fails at a stricter level, 1 - 0.05/k for k comparisons; where that alone keeps the claim open, the stricter
+  interval is shown, as "at 98.3 % confidence". A table shows the worst comparison, "worst of 3: A - B", and the paper's
+  number of the same. Where nothing has run, it shows the paper's number that is the closest to the limit.
+- **Plans.** How many seeds a claim gets is planned. It is decided when all planned runs are there, "as planned"; before
+  that, and without a plan, by the runs that were there when plans were made, if they are enough.\
+""".replace("95%", "95 %")
 
 BEFORE = ("before there was a plan of seeds (82 claims, at b0c33e8)", 12, 1, 35, 17, 9, 8)
 """The counts of then, in the columns of now."""
 
 FEWER = """\
-Why the counts have changed, of learning:
+Of learning:
 
 - The one claim of a paper that did not hold is open now: a delayed update loses at most 1.5 points (Table 2). With 8
   threads, in 4 % of the training, ours loses more: {delayed-update/table-2/small: prop-8.accuracy - conv-8.accuracy}.
@@ -59,18 +61,20 @@ Of times:
 - The links of OD-SGD's Table 5 are fitted to SSGD's six numbers alone. Since then the simulator does not reproduce
   that DC-ASGD is slower than SSGD on InfiniBand (Figure 18), or that ASGD is the fastest on Ethernet at every size
   (Figure 17, which was open), and whether the speed falls as the cluster grows (Table 5) is open.
-- Three tests are stricter: of staleness-aware ASGD's 22 to 28 times (Figure 2) both ends count, and its runs come to
-  more; that Pipe-SGD hides the cost of compressing, which D-Sync pays, is tested in both halves, and the first one
-  fails; Figure 12 of OD-SGD is tested after the warm-up, and open.
-- OD-SGD's Figure 10 (the whole training has run) and staleness-aware ASGD's Figure 2 (more seeds) are told by now."""
+- Three tests are stricter. Staleness-aware ASGD's "22 to 28 times" (Figure 2) is tested at both ends, and its runs come
+  to more. "D-Sync pays for compressing, which Pipe-SGD hides" is tested in both halves: D-Sync does pay, but Pipe-SGD
+  does not hide it. Figure 12 of OD-SGD is tested after the warm-up, and open.
+- Two that were open are decided: how soon OD-SGD is at its best (Figure 10; the whole training has run), and that ASGD
+  is faster than SSGD (Figure 2 of staleness-aware ASGD; more seeds)."""
 
 LEAD = """\
-**In short.** With MobileNet on MNIST, over the paper's whole training, OD-SGD is as accurate as SSGD, to 0.2 points.
-With ResNet-20 on CIFAR-10 it ends some 14 points lower after 10 epochs. In longer trainings there it ends 1 to 2
-points lower, in so few runs that this may be chance. All runs on CIFAR-10 of 10 epochs and more are from a GPU, and
-the commit of their code is lost. {open} of the paper's {claims} claims of learning are open. In a simulated cluster
-OD-SGD is 1.3 to 1.5 times as fast as SSGD on Ethernet and hardly faster on InfiniBand (the paper: 1.6 to 1.7 times,
-and 1.3), and about as fast as ASGD.
+**In short.** With MobileNet on MNIST, over the paper's whole training, OD-SGD and SSGD end within 0.2 points of each
+other (3 seeds). On CIFAR-10 OD-SGD ends lower: by 0.8 points with ResNet18 over the whole training (one seed), by 1.8
+with ResNet-20 after 40 epochs (3 seeds; that may be chance), and by 14 with ResNet-20 after 10 epochs (6 seeds, with 15
+iterations of warm-up, where the paper advises 3 epochs). {open} of the paper's {claims} claims about accuracy are open:
+they want longer runs, more seeds or ImageNet. In a simulated cluster of 4 workers OD-SGD is 1.3 to 1.5 times as fast as
+SSGD on Ethernet (the paper: 1.6 to 1.7 times) and hardly faster on InfiniBand (1.3 times); with 12 workers it is 1.1
+and 1.3 times as fast (1.4 and 1.3). It is about as fast as ASGD there, and faster on InfiniBand with 12 workers.
 
 The longest trainings with 4 workers so far, test accuracy in %. Difference: OD-SGD minus SSGD, over the seeds run with
 both, with a 95 % interval.
@@ -87,14 +91,15 @@ both, with a 95 % interval.
 | {od-sgd/table-6/medium: ssgd.accuracy} | {od-sgd/gap-resnet20/medium: sgd-100.accuracy - ssgd-100.accuracy}, \
 {od-sgd/gap-resnet20/medium: sgd-100.accuracy - ssgd-100.accuracy, seeds} | 92.14 (DC-ASGD-c) | 92.12 |
 
-With ResNet18 both are some 6 points below the paper, whose code mirrors images at random; these runs do not. Our
-ResNet-20 warms up for 58 iterations; the paper's number is of 3 epochs of warm-up, 294 iterations. No run uses
-ImageNet.
+With ResNet18 both are some 6 points below the paper, perhaps because its code mirrors images at random and these runs
+do not. Our ResNet-20 warms up for 58 iterations; the paper's number is of 3 epochs of warm-up, 294 iterations. No run
+uses ImageNet.
 
 {lost} of the {all} results, all those [from a GPU](../how-to/reproduce.md#on-a-gpu), were made with a commit that no
-longer exists: ResNet18, and ResNet-20 in trainings of 10 and 40 epochs. Every other one names a commit of the history.
+longer exists: the 160 epochs of ResNet18, and the 10 and 40 of ResNet-20. Every other result names a commit of the
+history.
 
-Times are those of a simulated cluster. With 4 to 12 workers OD-SGD is SSGD without a wait there, and cannot be slower;
+Times are those of a simulated cluster. OD-SGD is SSGD without a wait there, and with 4 to 12 workers cannot be slower;
 the runs tell by how much it is faster. OD-SGD's samples per second, divided by SSGD's:
 
 | network, link | ours | the paper |
@@ -102,8 +107,12 @@ the runs tell by how much it is faster. OD-SGD's samples per second, divided by 
 | MobileNet, Ethernet (Table 1) | {od-sgd/table-1/paper: odsgd.speed128 / ssgd.speed128} | × 1.7 |
 | ResNet18, Ethernet (Table 5, 4 workers) \
 | {od-sgd/table-5/small: odsgd-4-eth.speed128 / ssgd-4-eth.speed128} | × 1.56 |
+| ResNet18, Ethernet (Table 5, 12 workers) \
+| {od-sgd/table-5/small: odsgd-12-eth.speed128 / ssgd-12-eth.speed128} | × 1.36 |
 | ResNet18, InfiniBand (Table 5, 4 workers) \
 | {od-sgd/table-5/small: odsgd-4-ib.speed128 / ssgd-4-ib.speed128} | × 1.31 |
+| ResNet18, InfiniBand (Table 5, 12 workers) \
+| {od-sgd/table-5/small: odsgd-12-ib.speed128 / ssgd-12-ib.speed128} | × 1.27 |
 
 What all runs can tell a reader of the OD-SGD paper:"""
 
@@ -112,15 +121,16 @@ LOST = "5709844f"
 
 PLAN = """\
 What is to run, and in which order it matters; some turns have begun before earlier ones were done, and what had a GPU
-came first. It was written down before the runs, with two exceptions: for ResNet-20 after 10 and 40 epochs it had 3 and
-2 seeds, and 6 when the GPU's results came; and for MobileNet half an epoch was added, which decides no claim, when 0.2
-epochs had told nothing. At a scale with a plan, the planned runs of a claim's cells decide it, once
-all are there, and no other runs. With two seeds an interval reaches nine standard deviations to each side: such a plan
-shows how large an effect is, and tells only a large one. The hours are what the runs that are there took, on one core
-each or [on a GPU](../how-to/reproduce.md#on-a-gpu), beside other work."""
+came first. Of the planned runs {had} were there when their plan was made; a claim that they had suggested is told by
+later seeds alone. Two plans have changed since: for ResNet-20 after 10 and 40 epochs there were to be 3 and 2 seeds,
+and 6 when the GPU's results came; and for MobileNet half an epoch was added, which decides no claim, when 0.2 epochs
+had told nothing. At a scale with a plan, the planned runs of a claim's cells decide it, once all are there, and no
+other runs. With two seeds an interval reaches nine standard deviations to each side: such a plan shows how large an
+effect is, and tells only a large one. The hours are what the runs that are there took, on one core each or [on a
+GPU](../how-to/reproduce.md#on-a-gpu), beside other work."""
 
-SHORT = 70
-"""Characters of a claim beside its interval."""
+SHORT = 84
+"""Characters of a line of a claim beside its interval."""
 
 
 class Ruled(NamedTuple):
@@ -143,13 +153,15 @@ def page(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     plan = _plan(papers, loaded)
     lead = _lead(papers, [one for all_of in every.values() for one in all_of], loaded)
     papers = [paper for paper in papers if paper.name != BEYOND]
+    counts = _counts(papers, every)
     parts = ["# The papers' tables and figures", *lead,
              f"Methods of all papers beside each other, which is in none of them: [beyond the papers]"
-             f"({BEYOND}.md). This table counts the claims of the papers alone, none of ours:", _counts(papers, every),
-             FEWER, "## How to read these pages", HOW_TO_READ]
+             f"({BEYOND}.md). This table counts the claims of the papers alone, none of ours:",
+             piped(counts[:-1]), "## How to read these pages", HOW_TO_READ]
     for paper in papers:
         parts += _paper(paper, every[paper.name], loaded[paper.name])
-    return "\n\n".join([*parts, *plan, *_items(papers, loaded)]) + "\n"
+    changed = ["## Why the counts have changed", piped([counts[0], *counts[-2:]]), FEWER]
+    return "\n\n".join([*parts, *plan, *_items(papers, loaded), *changed]) + "\n"
 
 
 def ruled(paper: Paper, runs: Runs) -> List[Ruled]:
@@ -183,40 +195,36 @@ def _lead(papers: Sequence[Paper], every: Sequence[Ruled], loaded: Mapping[str, 
 
 
 def _known(one: Ruled, loaded: Mapping[str, Runs]) -> str:
-    """A claim in a few words, with our number so far; of one that does not hold as a whole, the parts that do."""
-    finding, verdict = one.found.decisive, one.found.verdict
-    parts = [part for part in one.found.findings if verdict == FAILS and part.verdict == HOLDS]
-    says = {OPEN: "whether ", FAILS: "*reproduced in part:* " if parts else "*not reproduced:* "}.get(verdict, "")
-    says += one.claim.known
-    if finding is None:
-        return f"{says} ({one.link}: {one.found.missing})"
-    numbers = "; ".join([*(f"reproduced: {_numbers(one, part, loaded)}" for part in parts),
-                         "not: " * bool(parts) + _numbers(one, finding, loaded)])
-    lacks = f"; {one.found.lacks}" * bool(one.found.lacks)
-    return f"{says} ({one.link}: {numbers}{lacks})"
+    """A claim in a few words with our number so far, unless it has numbers in its words."""
+    finding, claim = one.found.decisive, one.claim
+    says = {OPEN: "whether ", FAILS: "*not reproduced:* "}.get(one.found.verdict, "") + (claim.known or "")
+    if one.found.verdict == FAILS and any(part.verdict == HOLDS for part in one.found.findings):
+        says = says.replace("*not ", "*not wholly ", 1)
+    number = "" if "{" in says else one.found.missing if finding is None else _numbers(one, finding, loaded)
+    lacks = one.found.lacks if one.found.lacks != number else ""
+    return f"{'; '.join(filter(None, [says + f': {number}' * bool(number), lacks]))} ({one.link})"
 
 
 def _numbers(one: Ruled, finding: Tested, loaded: Mapping[str, Runs]) -> str:
-    """What a comparison came to, at which size, and the paper's number."""
-    size = _share(one, loaded[one.paper.name], " of the training")
-    at = f", at {size}" if size else f", scale {one.found.scale}"
-    paper = f", the paper {words.number(finding, finding.paper)}" if finding.paper is not None else ""
-    what = MEASURES[finding.comparison.sides[0][1]].label
-    worst = f"the worst of {len(one.claim.tests)} comparisons: " * (one.found.verdict == HOLDS)
-    of = f"{worst}{finding.name}, {what}: " if len(one.claim.tests) > 1 else ""
-    seeds = f", {finding.estimate.seeds} seeds" if finding.estimate.seeds > 1 else ""
-    return f"{of}{words.interval(finding)}{seeds}{at}{paper}"
+    """What a comparison came to, the paper's number, seeds, and the share of the paper's training."""
+    tests, seeds = len(one.claim.tests), finding.estimate.seeds
+    paper = words.number(finding, finding.paper)
+    return ", ".join(filter(None, [
+        words.interval(finding), f"the paper {paper}" if paper else "",
+        f"worst of {tests}: {finding.name}" if tests > 1 else "", f"{seeds} seeds" if seeds > 1 else "",
+        _share(one, loaded[one.paper.name], " of the training")]))
 
 
-def _counts(papers: Sequence[Paper], every: Mapping[str, Sequence[Ruled]]) -> str:
+def _counts(papers: Sequence[Paper], every: Mapping[str, Sequence[Ruled]]) -> List[List[str]]:
+    """Of claims by verdict: of each paper, of all, and of all as it was."""
     columns = [(about, verdict) for about in ABOUT for verdict in words.SIGNS]
     counts = [collections.Counter((one.claim.about, one.found.verdict) for one in every[paper.name]
                                   if one.item.state != "own") for paper in papers]
     every_one = sum(counts, collections.Counter())
     names = [*(f"[{paper.title}](#{_anchor(paper)})" for paper in papers), f"all {sum(every_one.values())}, now"]
-    return piped([["", *(f"{about} {words.SIGNS[verdict]}" for about, verdict in columns)],
-                  *([name, *(str(count[column]) for column in columns)]
-                    for name, count in zip(names, [*counts, every_one])), [*map(str, BEFORE)]])
+    return [["", *(f"{about} {words.SIGNS[verdict]}" for about, verdict in columns)],
+            *([name, *(str(count[column]) for column in columns)]
+              for name, count in zip(names, [*counts, every_one])), [*map(str, BEFORE)]]
 
 
 def _anchor(paper: Paper) -> str:
@@ -231,7 +239,7 @@ def _paper(paper: Paper, every: Sequence[Ruled], runs: Runs) -> List[str]:
         rows = [_row(one, runs) for one in every if one.claim.about == about]
         if rows:
             head = ["of learning" if about == "learning" else "of times, in the simulator", "the paper", "ours (95 %)"]
-            parts.append(piped([[*head, *(["size"] if about == "learning" else []), "seeds", ""], *rows], right=""))
+            parts.append(piped([[*head, *(["share"] if about == "learning" else []), "seeds", ""], *rows], right=""))
     return parts + intervals(paper, runs)
 
 
@@ -245,7 +253,8 @@ def _row(one: Ruled, runs: Runs) -> List[str]:
         words.number(finding, finding.paper), f"{words.interval(finding)}{_which(one, finding)}"]
     size = [_share(one, runs)] if one.claim.about == "learning" else []
     certain = " (certain)" if one.claim.certain and one.found.verdict == HOLDS else ""
-    return [f"{one.link}: {one.claim.says}", *numbers, *size, str(finding.estimate.seeds if finding else 0),
+    ours = "ours: " * (one.item.state == "own" and one.paper.name != BEYOND)
+    return [f"{one.link}: {ours}{one.claim.says}", *numbers, *size, str(finding.estimate.seeds) if finding else "",
             words.SIGNS[one.found.verdict] + certain]
 
 
@@ -284,7 +293,7 @@ def forest(paper: Paper, runs: Runs) -> List[Tuple[str, Tested]]:
         finding = one.found.decisive
         if finding and math.isfinite(finding.mean) and len(finding.comparison.sides) > 1:
             says = re.sub(r" \(.*?\)|\.$", "", one.claim.says)
-            rows.append((f"{one.item.title}: {says if len(says) <= SHORT else says[:SHORT - 2] + ' …'}", finding))
+            rows.append((textwrap.fill(f"{one.item.title}: {says}", SHORT), finding))
     return rows
 
 
@@ -302,16 +311,17 @@ def _every(loaded: Mapping[str, Runs]) -> Dict[Tuple[str, Key], Result]:
 
 def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
     every = {key: result.seconds / 3600 for key, result in _every(loaded).items()}
-    rest, counts = dict(every), collections.defaultdict(list)  # of hours
+    rest, counts, had = dict(every), collections.defaultdict(list), 0  # of hours
     for paper in papers:
         for turn, trial in paper.planned():
             name = f"[{paper.title}, {trial.item.title}]({paper.name}.md#{trial.item.name})"
             counts[turn, name, trial.scale.name].append(every.get((paper.name, trial.key)))
             rest.pop((paper.name, trial.key), None)
+            had += trial.seed < trial.scale.had(trial.cell.name)
     lines = [(f"{turn:g}", name, scale, str(len(found)), [hours for hours in found if hours is not None])
              for (turn, name, scale), found in sorted(counts.items())]
     lines += [("", "what is in no plan", "", "", [*rest.values()]), ("", "all", "", "", [*every.values()])]
-    return ["## The plan of seeds", PLAN,
+    return ["## The plan of seeds", PLAN.replace("{had}", str(had)),
             piped([["turn", "runs of", "scale", "planned", "there", "hours"], *(
                 [turn, name, scale, planned, str(len(there)), f"{sum(there):.1f}"]
                 for turn, name, scale, planned, there in lines)], right="")]

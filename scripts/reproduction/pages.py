@@ -147,7 +147,7 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
 def _claims(paper: Paper, item: Item, runs: Runs) -> List[str]:
     """Each with its verdict; below, folded, the comparisons with their intervals."""
     rulings, of = [(claim, ruling(paper, item, claim, runs)) for claim in item.claims], paper.runs_of(item)
-    parts = [piped([["claim", "where", "verdict", "by"], *(
+    parts = [piped([["claim", "where", "verdict", "decided by"], *(
         [claim.says, claim.where, f"**{words.verdict(claim, found)}**", _by(claim, found)]
         for claim, found in rulings)], right="")]
     found = [(str(number), scale, one) for number, (claim, found) in enumerate(rulings, start=1)
@@ -178,7 +178,7 @@ def _by(claim: Claim, found: Ruling) -> str:
     """At which scale and by which seeds, and what of the plan is still to run; or why there is nothing."""
     first = claim.from_seed.get(found.scale or "")
     return "; ".join(filter(None, [
-        found.why, found.scale and found.scale + ", as planned" * found.planned
+        found.why, found.scale and f"scale {found.scale}" + ", as planned" * found.planned
         + (f", seeds from {first} on" if first else ""), found.lacks]))
 
 

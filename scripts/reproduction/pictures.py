@@ -18,6 +18,7 @@ from scripts.reproduction.claims import FAILS, HOLDS, OPEN, Seeds, Tested, paire
 from scripts.reproduction.declarations import Item, Picture
 from scripts.reproduction.measures import MEASURES, Estimate, estimate, spread
 from scripts.reproduction.results import Result
+from scripts.reproduction.words import interval
 
 CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_accuracy", "test error, %"),
           "train_accuracy": ("train_accuracy", "training accuracy, %"),
@@ -37,6 +38,9 @@ LATE = 1 / 4
 
 SPREAD = 4
 """Times whose ends differ by more have a logarithmic axis."""
+
+SECONDS = tuple(digit * 10 ** power for power in range(6) for digit in (1, 2, 5))
+"""Marks of a logarithmic axis of times."""
 
 FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.1, 1.3, 1.5, 2, 3, 5, 10, 20, 50)
 """Marks of an axis of quotients."""
@@ -75,11 +79,12 @@ def draw(title: str, below: str, item: Item, drawn: Sequence[Panel], path: Path)
             axes.set_title(", ".join(filter(None, [picture.title or common, f"scale {scale}" * several])), loc="left")
             {"curve": _curves, "histogram": _histograms, "bars": _bars,
              "lengths": _lengths}[picture.kind](axes, item, picture, dict(zip(names, own)), cells, colours)
+        _heights(item, drawn, figure.axes, [dict(zip(names, own)) for names, (_, own) in zip(shown, labels)], colours)
         handles: Dict[str, Any] = {}
         for axes in figure.axes:
             for handle, label in zip(*axes.get_legend_handles_labels()):
                 handles.setdefault(label, handle)
-        room = 3.1 * max(across, 2) * 15 // (max(map(len, handles)) + 7)
+        room = 3.1 * max(across, 2) * 15 // (max(map(len, handles), default=0) + 7)
         figure.legend([*handles.values()], [*handles], loc="outside lower center",
                       ncols=max(1, min(4, len(handles), int(room))))
 
@@ -148,7 +153,7 @@ def _curves(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], c
             colours: Mapping[str, Tuple[Any, str]]) -> None:
     """The mean over seeds, of x too, and the range of them."""
     column, label = CURVES[picture.y]
-    ends, late, every = [], [], []
+    ends = []
     most = max(len(cells[name]) for name in names)
     for name, own in names.items():
         results = list(cells[name].values())
@@ -161,47 +166,59 @@ def _curves(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], c
         axes.plot(xs, means, label=own + " (1 seed)" * (len(results) == 1 < most), linestyle=line, color=colour,
                   linewidth=2.6 if wide else 1.1, zorder=2 if wide else 3, marker="o" if len(xs) < 4 else None,
                   markersize=5 if wide else 3)
-        axes.fill_between(xs, list(map(min, points)), list(map(max, points)), alpha=0.2, color=colour, linewidth=0)
+        axes.fill_between(xs, list(map(min, points)), list(map(max, points)), alpha=0.2 if len(names) < 6 else 0.1,
+                          color=colour, linewidth=0)
         ends.append(xs[-1])
-        late += means[int(LATE * len(means)):]
-        every += means
-    _look(axes, late, every)
-    _dashed(axes, {name: value for name in names if (value := _given(item, picture, name)) is not None},
-            {name: colours[own][0] for name, own in names.items()})
     if picture.x != "epoch" and max(ends) > SPREAD * min(ends):
         axes.set_xscale("log")
+        _mark(axes.xaxis, SECONDS, *axes.get_xlim())
+        axes.minorticks_off()
     elif picture.x == "epoch":
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epoch" if picture.x == "epoch" else "seconds, virtual time")
     axes.set_ylabel(label)
 
 
-def _look(axes: Any, late: Sequence[float], every: Sequence[float]) -> None:
-    """The axis where the curves are: without their steep beginnings, if these are more than twice as high as the
-    rest.
+def _heights(item: Item, drawn: Sequence[Panel], every_axes: Sequence[Any], names: Sequence[Mapping[str, str]],
+             colours: Mapping[str, Tuple[Any, str]]) -> None:
+    """One axis for all panels that show the same at a scale: where the curves are, without their steep beginnings, if
+    these are more than twice as high as the rest. And the paper's values.
     """
-    low, high = min(filter(math.isfinite, late)), max(filter(math.isfinite, late))
-    first, last = min(filter(math.isfinite, every)), max(filter(math.isfinite, every))
-    if last - first > 3 * (high - low):
-        margin = 0.15 * max(high - low, 1)
-        axes.set_ylim(max(low - 2 * margin, first - margin), min(high + 2 * margin, last + margin))
+    for y, scale in dict.fromkeys((one.picture.y, one.scale) for one in drawn if one.picture.kind == "curve"):
+        panels = [(axes, one.picture, own) for axes, one, own in zip(every_axes, drawn, names)
+                  if (one.picture.kind, one.picture.y, one.scale) == ("curve", y, scale)]
+        curves = [[value for value in line.get_ydata() if math.isfinite(value)] for axes, _, _ in panels
+                  for line in axes.lines]
+        late = [value for curve in curves for value in curve[int(LATE * len(curve)):]]
+        ends = [end for axes, _, _ in panels for end in axes.get_ylim()]
+        low, high, first, last = min(late), max(late), min(map(min, curves)), max(map(max, curves))
+        if last - first > 3 * (high - low):
+            margin = 0.15 * max(high - low, 1)
+            ends = [max(low - 2 * margin, first - margin), min(high + 2 * margin, last + margin)]
+        given = [{name: value for name in own if (value := _given(item, picture, name)) is not None}
+                 for _, picture, own in panels]
+        near = _near([value for values in given for value in values.values()], min(ends), max(ends))
+        margin = 0.012 * (max(ends) - min(ends))
+        ends += [near[0] - margin, near[-1] + margin] if near else []
+        for (axes, _, own), values in zip(panels, given):
+            axes.set_ylim(min(ends), max(ends))
+            _dashed(axes, values, near, {name: colours[label][0] for name, label in own.items()})
 
 
-def _dashed(axes: Any, values: Mapping[str, float], colours: Mapping[str, Any]) -> None:
-    """The paper's values; a word on them where they are far from the curves, or lie on each other."""
-    if not values:
-        return
-    low, high = axes.get_ylim()
+def _near(values: Sequence[float], low: float, high: float) -> List[float]:
+    """Which values of the paper are near the curves and apart from each other, in order."""
     room = 0.6 * (high - low)
-    near = {name: value for name, value in values.items() if low - room < value < high + room}
-    if len(near) > 1 and max(near.values()) - min(near.values()) < room / 30:
-        near = {}
-    for name, value in near.items():
-        axes.plot([0.75, 1], [value, value], linestyle="--", linewidth=1, color=colours[name],
-                  transform=axes.get_yaxis_transform())
-    if near:
-        axes.set_ylim(min(low, min(near.values()) - 0.02 * room), max(high, max(near.values()) + 0.02 * room))
-    far = [value for name, value in values.items() if name not in near]
+    near = sorted(value for value in values if low - room < value < high + room)
+    return near if len({*near}) < 2 or near[-1] - near[0] >= room / 30 else []
+
+
+def _dashed(axes: Any, values: Mapping[str, float], near: Sequence[float], colours: Mapping[str, Any]) -> None:
+    """The paper's values as lines, or as a word on those that are not near."""
+    for name, value in values.items():
+        if value in near:
+            axes.plot([0.75, 1], [value, value], linestyle="--", linewidth=1, color=colours[name],
+                      transform=axes.get_yaxis_transform())
+    far, (low, high) = [value for value in values.values() if value not in near], map(float, axes.get_ylim())
     if far:
         text = " to ".join(dict.fromkeys(f"{value:.1f}" for value in (min(far), max(far))))
         where = " ↑" * (min(far) > high) + " ↓" * (max(far) < low)
@@ -266,7 +283,8 @@ def _lengths(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], 
         _in_points(axes, axes.yaxis, low, high)
     axes.set_xscale("log")
     axes.set_xticks(sorted(made))
-    axes.set_xticklabels([f"{x:,.0f}\n{made[x][0]}" for x in sorted(made)])
+    several = len({framework for _, framework in made.values()}) > 1
+    axes.set_xticklabels([f"{x:,.0f}\n{made[x][0]}" + f"\n{made[x][1]}" * several for x in sorted(made)])
     axes.minorticks_off()
     axes.set_xlabel("iterations")
     axes.set_ylabel((picture.label or MEASURES[picture.y].label) + ",\nlogarithmic beyond 1" * wide)
@@ -285,7 +303,8 @@ def _bars(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cel
               if (value := _papers_own(picture, item, name)) is not None]
     height = 0.4 if papers else 0.7
     axes.barh([place - 0.2 * bool(papers) for place in range(len(names))], [mean for mean, _ in ours], height,
-              label="ours", xerr=[0 if deviation != deviation else deviation for _, deviation in ours], color="C0")
+              label="ours" if papers else None,
+              xerr=[0 if deviation != deviation else deviation for _, deviation in ours], color="C0")
     if papers:
         ends = [value if isinstance(value, (tuple, list)) else (0, value) for _, value in papers]
         axes.barh([place + 0.2 for place, _ in papers], [high - low for low, high in ends], height,
@@ -326,11 +345,9 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
     kinds = {ratio: [(label, one) for label, one in rows if bool(one.comparison.over) is ratio]
              for ratio in (False, True)}
     kinds = {ratio: found for ratio, found in kinds.items() if found}
-    below = ("means with 95 % intervals, or the wider ones that decide; grey: what the claim allows; "
-             "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "
-             "not; grey mark: cannot be told. An arrow: the interval goes on; hollow: one seed, so no interval. Claims "
-             "that have no number yet are left out")
-    with _figure(title, below, 7, 0.24 * len(rows) + 0.6 * len(kinds), path) as figure:
+    below = ("means with 95 % intervals, or the wider ones that decide. An arrow: the interval goes on. Claims that "
+             "have no number yet are left out")
+    with _figure(title, below, 9.5, 0.34 * len(rows) + 0.8 * len(kinds), path) as figure:
         grid = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(one) + 1 for one in kinds.values()])
         for axes, (ratio, found) in zip(grid.flat, kinds.items()):
             low, high = _range([one for _, one in found], ratio)
@@ -345,10 +362,21 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
             axes.set_xlim(low, high)
             axes.set_ylim(len(found) - 0.4, -0.6)
             axes.set_yticks(range(len(found)))
-            axes.set_yticklabels([label for label, _ in found], fontsize=7)
+            axes.set_yticklabels([f"{label}\n{one.name}" for label, one in found], fontsize=7)
+            numbers = axes.secondary_yaxis("right")
+            numbers.set_yticks(range(len(found)), [interval(one) for _, one in found], fontsize=7)
+            numbers.tick_params(length=0)
+            numbers.spines["right"].set_visible(False)
             axes.axvline(float(ratio), color="black", linewidth=0.6)
             axes.set_xlabel("one divided by the other" if ratio
                             else "points" + ", logarithmic beyond 1" * (axes.get_xscale() == "symlog"))
+        mark = pyplot("a picture").Line2D
+        figure.legend([*(mark([], [], color=colour, marker=form) for colour, form in MARKS.values()),
+                       mark([], [], color=MARKS[OPEN][0], marker=MARKS[OPEN][1], markerfacecolor="white", linestyle=""),
+                       mark([], [], color="#dddddd", linewidth=8),
+                       mark([], [], color="black", marker="|", markersize=9, linestyle="")],
+                      ["holds, or is reproduced", "does not hold, or is not", "cannot be told", "one seed",
+                       "what the claim allows", "the paper's value"], loc="outside lower center", ncols=3)
 
 
 def _mark(axis: Any, marks: Sequence[float], low: float, high: float) -> None:

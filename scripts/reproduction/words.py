@@ -74,15 +74,17 @@ def number(finding: Tested, value: Optional[float], beside: float = math.nan) ->
 
 
 def interval(finding: Tested) -> str:
-    """Our mean with its interval."""
+    """Our mean with its interval, unless that is narrower than the last digit."""
     found = finding.estimate
     if math.isnan(found.mean):
         return "not reached by all"
     if found.seeds == 1:
         return f"{number(finding, found.mean)} (one seed)"
     low, high = (number(finding, value, found.mean).replace("× ", "") for value in (found.low, found.high))
-    surely = f" at {100 * finding.surely:.1f} % confidence" * (finding.surely > CONFIDENCE)
-    return f"{number(finding, found.mean)} ({low} to {high}{surely})"
+    mean, surely = number(finding, found.mean), f" at {100 * finding.surely:.1f} % confidence"
+    if low == high:
+        return mean
+    return f"{mean} ({low} to {high}{surely * (finding.surely > CONFIDENCE)})"
 
 
 def drawings(paper: Paper, head: str = "") -> Iterator[str]:
