@@ -130,6 +130,15 @@ def settings(optimizer: Optimizer) -> Dict[str, Any]:
     return {**plain, "lr_mult": dict(optimizer.lr_mult), "wd_mult": dict(optimizer.wd_mult)}
 
 
+def check_settings(optimizer: Optimizer, saved: Dict[str, Any], whose: str) -> None:
+    """ConfigError if it was made with other settings than the one of a saved state, which would count; rates follow."""
+    mine, given = vars(optimizer), {"wd", "clip_gradient", *inspect.signature(type(optimizer)).parameters}
+    for name in sorted(given & {*mine} & {*saved}):
+        if mine[name] != saved[name]:
+            raise ConfigError(f"the saved state is of {whose} with {name} {saved[name]}, and this store's has "
+                              f"{mine[name]}; make the store with the options that it had")
+
+
 def kind_of(path: str) -> str:
     """The optimizer that an import path means, without our module, which may differ from version to version."""
     return "kvstore:" + path.partition(":")[2] if path.startswith("kvstore.") else path

@@ -65,8 +65,9 @@ def load_worker(session: Session, saved: Saved) -> None:
                          like=session.w_local[bucket.id])
         worker.resumed()
         if bucket.id in session.local_steps:
-            session.local_steps[bucket.id].restore(below("optimizer_local/", flats),
-                                                   of_bucket(session, bucket, meta["optimizer_local"]))
+            local, progress = session.local_steps[bucket.id], of_bucket(session, bucket, meta["optimizer_local"])
+            described.check_settings(local.optimizer, progress["settings"], "a local optimizer")
+            local.restore(below("optimizer_local/", flats), progress)
         declared.fill(session.weights_holder.codec_state(bucket), below("wire/", flats))
     if meta["versions"] and session.method.asynchronous:
         assert isinstance(session.weights_holder, Servers)
@@ -161,6 +162,8 @@ def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
     arrays, facts, names = saved[0], *_facts_and_names(saved)
     for label, one in facts.items():
         _check_fits(session.global_optimizer, one, names[label])
+        if session.outer is not None:  # a trainer's optimizer comes back as it was saved, as in Gluon
+            described.check_settings(session.outer, one["optimizer"]["settings"], "an outer optimizer")
     alike = {label: [one.get("rule"), names[label]] for label, one in facts.items()}
     first = next(iter(facts.values()))
     anew = "rule" not in first  # `optimizer_alone`

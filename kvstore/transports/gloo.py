@@ -3,8 +3,10 @@ already, and under ``odsgd launch`` where there is no MPI.
 
 On a ring a bucket's sum is an allreduce of gloo's. Where workers own parts, each worker sends each other worker the
 block which that worker owns, adds the blocks that it gets in the order of an MPI ring, and later sends its updated part
-to all. All workers begin the sums in the order of their scripts' calls, whatever the order in which gradients appear.
+to all. All workers begin a session's sums in the order of its calls, whatever the order in which gradients appear; each
+session has process groups of its own for them.
 """
+import collections
 import dataclasses
 import importlib.util
 import itertools
@@ -14,7 +16,7 @@ import threading
 import traceback
 from datetime import timedelta
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Counter, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from torch import distributed as dist
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
-from kvstore.errors import EXIT_FAILURE, ConfigError
+from kvstore.errors import EXIT_FAILURE, ConfigError, ProtocolError
 from kvstore.job import ending, environment, software
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
@@ -66,6 +68,7 @@ class GroupTransport(Transport):
 
     def __init__(self, timeout_s: float, group: Any = None) -> None:
         self._group, self._timeout_s = _group(timeout_s, group), timeout_s
+        self._lines: List[_Line] = []
         self.worker_rank, self.num_workers = self._group.worker_rank, self._group.num_workers
         self.ranks = self._group.ranks
         """The workers', in torch.distributed."""
@@ -73,6 +76,13 @@ class GroupTransport(Transport):
 
     def close(self) -> None:
         self._group.open -= 1
+        for line in self._lines:
+            self._group.free(line)
+
+    def _line(self, what: str) -> "_Line":
+        line = self._group.line(what, self._timeout_s)
+        self._lines.append(line)
+        return line
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if traffic.has_codec:
@@ -91,7 +101,7 @@ class GroupRing(GroupTransport, Ring):
     in_place = True
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        self._sums = self._group.line("sums")
+        self._sums = self._line("sums")
         return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
@@ -109,7 +119,7 @@ class GroupRing(GroupTransport, Ring):
 
 class GroupSharded(Owner, GroupTransport):
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        self._collects, self._spreads = map(self._group.line, ("parts of sums", "updated parts"))
+        self._collects, self._spreads = map(self._line, ("parts of sums", "updated parts"))
         ring = range(self.worker_rank + 1, self.worker_rank + self.num_workers)
         self._others = [rank % self.num_workers for rank in ring]
         return super().plan(parameters, traffic)
@@ -153,10 +163,10 @@ TRANSPORTS = {"ring": GroupRing, "sharded": GroupSharded}
 
 
 class _Line:
-    """A sequence of exchanges in a process group of its own. They begin and end in the order of `ask`."""
+    """A session's exchanges in a process group of their own. They begin and end in the order of `ask`."""
 
-    def __init__(self, what: str, group: Any) -> None:
-        self._what, self._group = what, group
+    def __init__(self, what: str, place: int, group: Any) -> None:
+        self.what, self.place, self._group = what, place, group
         self._ranks = dist.get_process_group_ranks(group)
         self._numbers, self._next, self._beginning = itertools.count(), 0, threading.Lock()
         self._given: Dict[int, Tuple[float, Callable[[], List[Any]], engine.Done]] = {}  # not begun
@@ -194,7 +204,7 @@ class _Line:
         with np.errstate(all="ignore"):  # gradients may diverge; their reader will say so
             while True:
                 timeout_s, works, done = self._under_way.get()
-                with deadlines.within(timeout_s, f"{self._what} were not over within {timeout_s:g} s: {LATE}. Check "
+                with deadlines.within(timeout_s, f"{self.what} were not over within {timeout_s:g} s: {LATE}. Check "
                                       "that all are alive, or raise `timeout_s`"):
                     for work in works:
                         work.wait()
@@ -205,7 +215,7 @@ class _Group:
     """What all stores of this process that use one process group share."""
 
     def __init__(self, timeout_s: float, group: Any) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.ours = not dist.is_initialized()
         check_job()
         if environment.secure():
@@ -223,7 +233,8 @@ class _Group:
         self.ranks = dist.get_process_group_ranks(self._totals)
         self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
         self.keys, self.open = Keys(1), 0  # sessions that have not closed
-        self._lines: Dict[str, _Line] = {}
+        self._made: Counter[str] = collections.Counter()  # lines, by what they carry
+        self._free: List[_Line] = []  # of closed sessions
         environment.shorten_switch_interval()
         report("joined")
         ending.end_well(self._leave, waits=lambda: self.open > 0)
@@ -238,20 +249,30 @@ class _Group:
         return dist.new_group(self._ranks, ENDLESS, "gloo", use_local_synchronization=bool(self._ranks))
 
     def _meeting(self) -> Any:
-        return deadlines.within(self._timeout_s, f"not all workers made a store within {self._timeout_s:g} s; check "
+        return deadlines.within(self.timeout_s, f"not all workers made a store within {self.timeout_s:g} s; check "
                                 "that all are alive and run the same script")
 
-    def line(self, what: str) -> _Line:
-        """The line of this name. The first call makes it, which is collective and waits."""
-        if what not in self._lines:
-            with self._meeting():
-                self._lines[what] = _Line(what, self._new())
-        return self._lines[what]
+    def line(self, what: str, timeout_s: float) -> _Line:
+        """One that no open session has. Collective; waits."""
+        there = min((line for line in self._free if line.what == what), key=lambda line: line.place, default=None)
+        place = there.place if there else self._made[what]
+        if self.total(np.array(place), timeout_s) != place * self.num_workers:
+            raise ProtocolError("the workers have not closed the same stores; close them in the same order on all")
+        if there:
+            self._free.remove(there)
+            return there
+        self._made[what] += 1
+        with self._meeting():
+            return _Line(what, place, self._new())
+
+    def free(self, line: _Line) -> None:
+        """Its session has closed."""
+        self._free.append(line)
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits."""
-        total = torch.from_numpy(np.array(array, np.float32))  # on the CPU, whatever the default device is
-        with deadlines.waiting_for("a sum over the workers", timeout_s or self._timeout_s, LATE):
+        total = torch.from_numpy(np.array(array, np.float32, order="C"))  # on the CPU, whatever the default device is
+        with deadlines.waiting_for("a sum over the workers", timeout_s or self.timeout_s, LATE):
             try:
                 dist.all_reduce(total, group=self._totals)
             except RuntimeError as error:
@@ -261,7 +282,8 @@ class _Group:
 
     def _leave(self) -> None:
         engine.wait_all()
-        self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
+        if self.open:
+            self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
         if self.ours and dist.is_initialized():  # else the script has ended it
             dist.destroy_process_group()
         report("done", at=pulse.at)
@@ -299,4 +321,5 @@ def _group(timeout_s: float, group: Any) -> _Group:
     """Made on first use; the group is left in good order when the process ends."""
     if group not in _shared or _shared[group].world is not dist.group.WORLD:  # which was begun anew
         _shared[group] = _Group(timeout_s, group)
+    _shared[group].timeout_s = max(_shared[group].timeout_s, timeout_s)
     return _shared[group]

@@ -5,7 +5,8 @@ adds its own block (reduce-scatter). Then the whole sums travel round (allgather
 array's bytes, which no allreduce can beat. `Round.messages` is the whole algorithm, without a network.
 
 One thread of each process moves all messages. It has several rounds in flight, so that one adds while others transfer.
-It sleeps between its looks at MPI, since other workers need the core. Rounds start in the order of the script's calls.
+It sleeps between its looks at MPI, since other workers need the core. Each session has a line of rounds, which start in
+the order of its calls; another session's may come before or behind them, as gradients appear.
 """
 import collections
 import contextlib
@@ -107,6 +108,7 @@ def bucket_nbytes(codec: Codec, num_workers: int, floats: int, waits: bool) -> i
 class Round:
     """One allreduce. `timeout_s`: for how long nothing may move while it is in flight; 0: what `Rounds` has."""
 
+    line: "Line"
     number: int
     own: np.ndarray
     total: np.ndarray
@@ -143,29 +145,40 @@ class Round:
 AnyRound = TypeVar("AnyRound", bound=Round)
 
 
+class Line:
+    """Rounds that begin in the order in which they were asked for. `tags`: the first of those of its messages."""
+
+    TAGS = 64  # more than rounds by which two workers may be apart
+
+    def __init__(self, tags: int) -> None:
+        self.tags, self.asked, self.begun = tags, 0, 0
+        self.given: Dict[int, Round] = {}  # arrays are there, not begun
+
+
 class Rounds:
-    """All rounds of this process. `ask` on the main thread, `begin` and `resume` on any.
+    """All rounds of this process. `line` and `ask` on the main thread, `begin` and `resume` on any.
 
     Invariants:
-      1. Rounds begin in the order of their numbers: round n only when all before it have begun.
-      2. A slot has one round, and that one pair of messages in flight, or none while it pauses.
+      1. Rounds of a line begin in the order of their numbers: round n only when all before it have begun.
+      2. A slot has one round, and that one pair of messages in flight, or none while it pauses. Each line has slots of
+         its own, so that a round never waits for one of another line.
       3. When a round is over here, all that it sent has arrived, so a process without rounds may go at any time.
     """
 
-    WINDOW = 8  # rounds in flight
+    WINDOW = 8  # rounds of a line in flight
     SHORTEST_S, LONGEST_S = 50e-6, 1e-3  # pauses between looks at MPI while nothing arrives
 
     def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
         self._comm, self._mpi = comm, mpi
         self.worker_rank, self.num_workers, self.keys = comm.Get_rank(), comm.Get_size(), Keys(1)
-        self._asked = 0
-        self._given: Dict[int, Round] = {}  # arrays are there, not begun
         self._resumed: Deque[int] = collections.deque()  # slots
-        self._begun = 0
         self._news = threading.Lock()  # free while there are any
-        self._slots: List[Optional[Round]] = [None] * self.WINDOW
-        self._scratch = [(np.empty(0, np.uint8), np.empty(0, np.uint8))] * self.WINDOW
-        self._requests = [mpi.REQUEST_NULL] * (2 * self.WINDOW)  # of slot n: 2 n receives, 2 n + 1 sends
+        self._lines: List[Optional[Line]] = []  # line n has the slots from n * WINDOW on
+        self._lines_made, self._most_lines = 0, (mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1) // Line.TAGS
+        self._slots: List[Optional[Round]] = []
+        self._scratch: List[Pair] = []
+        self._requests: List[Any] = []  # of slot n: 2 n receives, 2 n + 1 sends
+        self._totals = self.line()
         self._in_flight = 0  # requests
         self._moved = 0  # messages that have come or gone
         environment.shorten_switch_interval()
@@ -178,21 +191,39 @@ class Rounds:
         deadlines.follow((self, timeout_s), timeout_s, partial(self._under_way, timeout_s),
                          partial(self._overdue, timeout_s))
 
-    def ask(self, round_: AnyRound) -> AnyRound:
-        """This is the next round, in the same order on every worker."""
-        self._asked += 1
-        round_.number, round_.timeout_s = self._asked, round_.timeout_s or self._timeout_s
+    def line(self) -> Line:
+        """A new one; in the same order on every worker."""
+        line = Line(self._lines_made % self._most_lines * Line.TAGS)
+        self._lines_made += 1
+        if None in self._lines:
+            self._lines[self._lines.index(None)] = line
+        else:
+            self._slots += [None] * self.WINDOW
+            self._scratch += [(np.empty(0, np.uint8), np.empty(0, np.uint8))] * self.WINDOW
+            self._requests += [self._mpi.REQUEST_NULL] * (2 * self.WINDOW)
+            self._lines.append(line)
+        return line
+
+    def end(self, line: Line) -> None:
+        """Its rounds are over."""
+        self._lines[self._lines.index(line)] = None
+
+    def ask(self, round_: AnyRound, line: Optional[Line] = None) -> AnyRound:
+        """This is the next round of a line, in the same order on every worker."""
+        round_.line = line or self._totals
+        round_.line.asked += 1
+        round_.number, round_.timeout_s = round_.line.asked, round_.timeout_s or self._timeout_s
         return round_
 
     def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
-        """Sum `own` into `total`, when all rounds before have begun; `over` is called then, on the ring's thread."""
+        """Sum `own` into `total`, when all rounds of the line before have begun; `over` is called then, on the ring's thread."""
         round_.own, round_.total, round_.over = own, total, over
         self.give(round_)
 
     def give(self, round_: Round) -> None:
         """The arrays of a round are there."""
         ending.check_or_die(round_.check, round_.own)
-        self._given[round_.number] = round_
+        round_.line.given[round_.number] = round_
         self._tell()
 
     def resume(self, round_: Round) -> None:
@@ -206,7 +237,7 @@ class Rounds:
             self._news.release()
 
     def total(self, array: np.ndarray, timeout_s: float = 0.0) -> np.ndarray:
-        """The sum of every worker's `array` (float32). Collective; waits. After all rounds asked for before."""
+        """The sum of every worker's `array` (float32). Collective; waits. Beside the rounds of all sessions."""
         own = np.ascontiguousarray(array, np.float32).reshape(-1)
         total = np.empty_like(own)
         round_, over = self.ask(Round("a sum over the workers", Plain(), timeout_s)), threading.Event()
@@ -242,11 +273,13 @@ class Rounds:
         """Go on with rounds that have paused, and begin what may begin."""
         while self._resumed:
             self._go_on(self._resumed.popleft())
-        while self._begun + 1 in self._given and None in self._slots:
-            self._begin(self._slots.index(None), self._given.pop(self._begun + 1))
+        for at, line in enumerate(self._lines):
+            free = [slot for slot in range(at * self.WINDOW, (at + 1) * self.WINDOW) if self._slots[slot] is None]
+            while line and free and line.begun + 1 in line.given:
+                self._begin(free.pop(0), line.given.pop(line.begun + 1))
 
     def _begin(self, slot: int, round_: Round) -> None:
-        self._begun = round_.number
+        round_.line.begun = round_.number
         longest = round_.longest(self.num_workers)
         if self._scratch[slot][0].size < longest:
             self._scratch[slot] = (np.empty(longest, np.uint8), np.empty(longest, np.uint8))
@@ -279,7 +312,7 @@ class Rounds:
             return
         outgoing, incoming = pair
         pulse.nbytes += outgoing.nbytes
-        tag = round_.number % 32768
+        tag = round_.line.tags + round_.number % Line.TAGS
         round_.left -= 1
         # The last message is only over when it has been received, and all before it have then, too.
         send = self._comm.Isend if round_.left else self._comm.Issend

@@ -109,7 +109,7 @@ class Owner(Sharded):
 class MpiSharded(Owner, MpiTransport):
     def _ask(self, bucket: Bucket) -> Halves:
         check = self.finite_check(bucket)
-        round_ = self._rounds.ask(PartRound(str(bucket), self._cuts[bucket.id], self._timeout_s, check))
+        round_ = self._rounds.ask(PartRound(str(bucket), self._cuts[bucket.id], self._timeout_s, check), self._line)
         views = self._views[bucket.id]
         return partial(self._begin, round_, views), partial(self._resume, round_, views)
 

@@ -103,6 +103,33 @@ def test_totals(workers: int) -> None:
     assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
 
 
+def cross() -> None:
+    """Rounds of two lines, asked for in an order of each rank's own, with totals between; some lines after others."""
+    rounds = start()
+    random.seed(rounds.worker_rank)
+    for turn in range(5):
+        lines = [rounds.line() for _ in range(2)]
+        for number in range(30):
+            values = {line: np.full(1000, 100 * turn + 2 * number + index, np.float32)
+                      for index, line in enumerate(lines)}
+            sums, over = {line: np.empty_like(value) for line, value in values.items()}, threading.Semaphore(0)
+            for line in random.sample(lines, 2):
+                rounds.begin(rounds.ask(Round("bucket", codec("none")), line), values[line], sums[line], over.release)
+            assert rounds.total(np.array(7)) == 7 * rounds.num_workers
+            for _ in lines:
+                over.acquire()
+            for line, value in values.items():
+                np.testing.assert_array_equal(sums[line], rounds.num_workers * value)
+        rounds.end(lines[turn % 2])
+    say("right")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_rounds_of_different_lines_do_not_meet(workers: int) -> None:
+    job = mpi_job(workers, "cross")
+    assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
+
+
 def diverge() -> None:
     rounds = start()
     grad = np.ones(6, np.float32)

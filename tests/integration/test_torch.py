@@ -274,6 +274,98 @@ def test_several_models_train_in_one_script_each_by_its_store(how: str, tmp_path
         assert done.stdout.count(f"W {W:.6f}") == 2, done.stdout
 
 
+ONE_BACKWARD = """
+import sys
+
+import torch
+
+import tests.lean
+import odsgd.torch as od
+
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.u = (torch.nn.Parameter(torch.zeros(8)) for _ in range(2))
+
+    def forward(self, whole):
+        return self.w.sum() + (self.u.sum() if whole else 0)
+
+
+models = [Two(), Two()]
+stores = [od.create(sys.argv[1], "".join(sys.argv[2:]) or None, bucket_nbytes=32) for _ in models]
+optimizers = [od.Optimizer(torch.optim.SGD(model.parameters(), 1.0), model, store)
+              for model, store in zip(models, stores)]
+for t in range(3):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    whole = t == 0 or stores[0].rank == 0
+    (models[0](whole) + 100 * models[1](True)).backward()  # worker 1 sends `u` of the first when it takes the step
+    assert (stores[0].allreduce(torch.full((8,), 1000.0)) == 2000).all()
+    for optimizer in optimizers:
+        optimizer.step()
+for optimizer in optimizers:
+    optimizer.synchronize()
+print("W " + " ".join(str(one[0].item()) for model in models for one in (model.w, model.u)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["torchrun dsync", "torchrun ssgd", "launch dsync", "launch ssgd sharded"])
+def test_what_two_stores_send_in_one_backward_does_not_meet(how: str, tmp_path: Path) -> None:
+    by, *words = how.split()
+    done = started_by_torchrun(tmp_path, ONE_BACKWARD, *words) if by == "torchrun" \
+        else launched(tmp_path, ONE_BACKWARD, "-s", "0", words=words)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert done.stdout.count("W -3.0 -2.0 -300.0 -300.0") == 2, done.stdout
+
+
+ONE_AFTER_ANOTHER = """
+import sys
+import time
+
+import torch
+
+import tests.lean
+import odsgd.torch as od
+
+
+def trained(timeout_s):
+    store, model = od.create("dsync", timeout_s=timeout_s), torch.nn.Linear(4, 2)
+    optimizer = od.Optimizer(torch.optim.SGD(model.parameters(), 0.1), model, store)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+    return store
+
+
+first, second = trained(60.0), trained(3.0)
+if "unlike" not in sys.argv or first.rank == 0:
+    first.close()
+third = trained(3.0)
+for store in (first, second, third):
+    store.close()
+if third.rank == 0:
+    time.sleep(5)
+    print("worker 0 has written its report")
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_works_on_alone_keeps_no_other_from_its_end(tmp_path: Path) -> None:
+    """It does so for longer than its stores wait."""
+    done = started_by_torchrun(tmp_path, ONE_AFTER_ANOTHER)
+    assert done.returncode == 0 and "worker 0 has written its report" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_stores_that_one_worker_has_not_closed_are_told_before_sums_could_meet(tmp_path: Path) -> None:
+    done = started_by_torchrun(tmp_path, ONE_AFTER_ANOTHER, "unlike")
+    assert done.returncode and "the workers have not closed the same stores; close them in the same order" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["ring", "sharded"])
 def test_under_torchrun_the_last_words_about_a_dead_worker_are_one_line(transport: str, tmp_path: Path) -> None:

@@ -85,6 +85,11 @@ class Member:
         return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
 
 
+def without_numbers(text: str) -> str:
+    """What two reports of one cause have in common: no pids, times and ranks."""
+    return re.sub(r"\d+(\.\d+)?", "N", text)
+
+
 def signal_name(number: int) -> str:
     """`SIGKILL`, or `signal 35`."""
     return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
@@ -109,6 +114,11 @@ class Failure:
         if self.member is None or self.member.hung:
             return False
         return self.admits_other_cause or self.timed_out
+
+    def is_like(self, other: "Failure") -> bool:
+        """Whether another process has reported the same error, so that both have the same cause."""
+        errors = [one.member.error for one in (self, other) if one.member and one.member.error and not one.is_secondary]
+        return len(errors) == 2 and without_numbers(errors[0]) == without_numbers(errors[1])
 
     @property
     def timed_out(self) -> bool:

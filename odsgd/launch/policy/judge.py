@@ -75,6 +75,8 @@ class Verdict:
     workers_succeeded: bool = False  # every worker has succeeded, whatever came after
     apart: bool = False  # all have asked for the others, in vain
     grows: bool = False  # it ends at a checkpoint, and starts again with the workers that it left out
+    error: str = ""  # what the culprit has reported
+    alike: Tuple[str, ...] = ()  # who else has reported that
 
 
 class Judge:
@@ -360,13 +362,17 @@ class Judge:
         if member is None:
             return Verdict(cause.exit_code or EXIT_FAILURE, cause.message(cause.text, *remarks))
         how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.how_it_ended
-        others = [f"{other.member.name}: {other.text or other.member.how_it_ended[0]}"
-                  for other in self.failures if other.member and other is not cause]
+        alike = [other.member.name for other in self.failures if other.member and other is not cause
+                 and other.is_like(cause)]
+        others = [f"{other.member.name}: {other.text or other.member.how_it_ended[0]}" for other in self.failures
+                  if other.member and other is not cause and other.member.name not in alike]
         unclear = not self.non_workers and cause.unreported and sum(one.unreported for one in self.failures) > 1
         when = "after it, or before it (which failed first is not known)" if unclear else "after it, not the cause"
-        after = [f"  {when}: {'; '.join(others)}"] if others else []
+        after = [f"  in the same way: {', '.join(alike)}"] if alike else []
+        after += [f"  {when}: {'; '.join(others)}"] if others else []
         text = f"{member.name} failed ({member.where}): {how}"
-        return Verdict(exit_code, cause.message(text, *after, *remarks), member.name)
+        return Verdict(exit_code, cause.message(text, *after, *remarks), member.name,
+                       error=member.error or "", alike=tuple(alike))
 
     def _success(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None

@@ -11,12 +11,12 @@ come back. With `--grow` such a restart also takes place at a checkpoint, once a
 not come back then, the next one waits at least `REGROW_S`, and twice as long each time.
 """
 import dataclasses
-import re
 from typing import List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from kvstore.errors import EXIT_USAGE
 from odsgd.launch.hostfile import Host
 from odsgd.launch.plan import LOCAL, Job, Process
+from odsgd.launch.policy.failures import without_numbers
 from odsgd.launch.policy.judge import Verdict
 from odsgd.launch.policy.liveness import listed
 
@@ -35,7 +35,15 @@ class Attempt(NamedTuple):
     @property
     def failure_kind(self) -> str:
         """The failure in words, without pids, times and other numbers."""
-        return re.sub(r"\d+(\.\d+)?", "N", self.verdict.message.partition("\n")[0])
+        return without_numbers(self.verdict.message.partition("\n")[0])
+
+
+    def fails_as(self, before: "Attempt") -> bool:
+        """Whether the same process has failed in the same way; of several that do, each may be heard of first."""
+        now, then = self.verdict, before.verdict
+        if then.culprit in now.alike:
+            return without_numbers(now.error) == without_numbers(then.error)
+        return now.culprit == then.culprit and self.failure_kind == before.failure_kind
 
 
 class Decision(NamedTuple):
@@ -55,10 +63,10 @@ def decide(attempt: Attempt, before: Optional[Attempt], restarts_used: int, max_
     if verdict.exit_code == EXIT_USAGE:
         return Decision(False, "not started again: the options would be wrong again")
     if before is not None and before.verdict.culprit is not None and attempt.farthest <= before.farthest \
-            and (attempt.failure_kind, attempt.resumed, attempt.saved, verdict.culprit) == (
-                before.failure_kind, before.resumed, before.saved, before.verdict.culprit):
-        return Decision(False, f"not started again: {verdict.culprit} has failed in the same way as before, after the "
-                        f"same checkpoint ({attempt.resumed}) and no farther than then (iteration {before.farthest})")
+            and (attempt.resumed, attempt.saved) == (before.resumed, before.saved) and attempt.fails_as(before):
+        return Decision(False, f"not started again: {before.verdict.culprit} has failed in the same way as before, "
+                        f"after the same checkpoint ({attempt.resumed}) and no farther than then (iteration "
+                        f"{before.farthest})")
     if restarts_used == max_restarts:
         used = "the 1 restart is" if max_restarts == 1 else f"all {max_restarts} restarts are"
         return Decision(False, f"not restarted: {used} used up (--max-restarts)")

@@ -1,4 +1,5 @@
 """Whether a job that has failed is started again, from facts alone."""
+import dataclasses
 import subprocess
 from pathlib import Path
 from typing import Any, List, Optional
@@ -55,6 +56,18 @@ def test_the_same_failure_at_the_same_place_is_not_tried_again() -> None:
     assert decide(again, attempt(), 1, 9) == Decision(
         False, "not started again: worker 1 has failed in the same way as before, after the same checkpoint (400) and "
         "no farther than then (iteration 412)")
+
+
+def test_of_two_that_make_the_same_mistake_either_may_be_heard_of_first() -> None:
+    def fails(culprit: str, alike: str, error: str = "worker 1: unknown store `odsdg`") -> Attempt:
+        one = attempt(culprit=culprit, message=f"{culprit} failed (host a, pid 7): exit code 70")
+        return one._replace(verdict=dataclasses.replace(one.verdict, error=error, alike=(alike,)))
+
+    first = fails("worker 1", "worker 0")
+    assert decide(fails("worker 0", "worker 1", "worker 0: unknown store `odsdg`"), first, 1, 9).text.startswith(
+        "not started again: worker 1 has failed in the same way as before")
+    assert decide(fails("worker 0", "worker 2"), first, 1, 9).again, "worker 1 has not"
+    assert decide(fails("worker 0", "worker 1", "no disk"), first, 1, 9).again, "with another error"
 
 
 @pytest.mark.parametrize("other", [
