@@ -163,7 +163,8 @@ class _Engine:
         if busy:
             operation.gate.acquire()
         if buffer.failure is not None:
-            self.untold = None
+            if self.untold is buffer.failure:
+                self.untold = None
             raise buffer.failure
 
     def wait_all(self) -> None:

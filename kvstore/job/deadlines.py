@@ -8,6 +8,8 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tupl
 from kvstore.errors import EXIT_DEADLINE
 from kvstore.job.ending import die
 
+CALLS = "does not make a call that is for all workers, as `global_weights` and `state_dict` are"
+"""What may be wrong where all others are alive."""
 STOOD_STILL_S = 5.0
 """A sleep that lasts so much longer says that this process was stopped, or all of its host."""
 

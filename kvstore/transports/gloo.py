@@ -26,7 +26,7 @@ from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ConfigError, ProtocolError
 from kvstore.job import ending, environment, software
-from kvstore.job.deadlines import deadlines
+from kvstore.job.deadlines import CALLS, deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import Bucket, Keys, Parameter
@@ -40,8 +40,7 @@ ENDLESS = timedelta(days=365)
 """gloo's own timeout: each store has its own deadline."""
 LATER = timedelta(minutes=1)
 """By which torch.distributed waits longer than a store, so that it is the store that says what is late."""
-LATE = "another worker is late, stopped or unreachable, has taken fewer steps and left, or does not make a call that " \
-    "is for all workers, as `global_weights` and `state_dict` are"
+LATE = f"another worker is late, stopped or unreachable, has taken fewer steps and left, or {CALLS}"
 MOST_TAGS = 2 ** 30
 
 Pair = Tuple[int, np.ndarray, np.ndarray]

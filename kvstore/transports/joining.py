@@ -7,7 +7,7 @@ import numpy as np
 
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import ending, environment, software
-from kvstore.job.deadlines import deadlines
+from kvstore.job.deadlines import CALLS, deadlines
 from kvstore.messages.buckets import Keys
 from kvstore.messages.seam import Export, State
 from kvstore.state.npz import from_bytes
@@ -67,7 +67,8 @@ class Joined:
         under_way: Deque[Tuple[np.ndarray, Callable[[], np.ndarray]]] = collections.deque()
 
         def take(out: np.ndarray, answer: Callable[[], np.ndarray]) -> None:
-            with deadlines.waiting_for("a sum over the workers", self.timeout_s if timeout_s is None else timeout_s):
+            with deadlines.waiting_for("a sum over the workers", self.timeout_s if timeout_s is None else timeout_s,
+                                       f"another worker or a server is late, stopped or unreachable, or one {CALLS}"):
                 out[:] = answer()[:out.size]
 
         for start in range(0, flat.size, self.piece_floats):
@@ -154,7 +155,8 @@ def _counts() -> Tuple[int, int]:
     missing = [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
                if not os.environ.get(name)]
     if missing:
-        raise ConfigError(f"this store needs a job and {missing[0]} is not set; start the script with "
-                          "`odsgd launch -n 2 -s 1 python script.py`, or make the store `local` in one process")
+        raise ConfigError("this store needs a job of several processes and this is one alone "
+                          f"({missing[0]} is not set); start the script with `odsgd launch -n 2 -s 1 python script.py` "
+                          "(with PyTorch also by torchrun), or make the store `local` in one process")
     os.environ.setdefault("DMLC_ROLE", "worker")
     return int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvstore.errors import EXIT_FAILURE, KVStoreError
 from kvstore.job import ending, environment
-from kvstore.job.deadlines import deadlines
+from kvstore.job.deadlines import CALLS, deadlines
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Codec, NotFiniteError, Plain
@@ -216,7 +216,9 @@ class Rounds:
         return round_
 
     def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
-        """Sum `own` into `total`, when all rounds of the line before have begun; `over` is called then, on the ring's thread."""
+        """Sum `own` into `total`, when all rounds of the line before have begun. `over` is called then, on the ring's
+        thread.
+        """
         round_.own, round_.total, round_.over = own, total, over
         self.give(round_)
 
@@ -241,8 +243,8 @@ class Rounds:
         own = np.ascontiguousarray(array, np.float32).reshape(-1)
         total = np.empty_like(own)
         round_, over = self.ask(Round("a sum over the workers", Plain(), timeout_s)), threading.Event()
-        with deadlines.waiting_for(round_.what, round_.timeout_s, "another worker is late, stopped or unreachable, or "
-                                   "has left"):
+        with deadlines.waiting_for(round_.what, round_.timeout_s, "another worker is late, stopped or unreachable, "
+                                   f"has left, or {CALLS}"):
             self.begin(round_, own, total, over.set)
             over.wait()
         return total.reshape(np.shape(array))

@@ -363,7 +363,8 @@ def test_a_worker_that_works_on_alone_keeps_no_other_from_its_end(tmp_path: Path
 @pytest.mark.slow
 def test_stores_that_one_worker_has_not_closed_are_told_before_sums_could_meet(tmp_path: Path) -> None:
     done = started_by_torchrun(tmp_path, ONE_AFTER_ANOTHER, "unlike")
-    assert done.returncode and "the workers have not closed the same stores; close them in the same order" in done.stderr
+    assert done.returncode
+    assert "the workers have not closed the same stores; close them in the same order" in done.stderr
 
 
 @pytest.mark.slow

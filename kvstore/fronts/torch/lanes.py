@@ -67,9 +67,9 @@ class Trained:
         if before is not None and (self.parameter.grad is not before[0] or before[0]._version != before[1]):
             raise ProtocolError(f"the gradient of {self.name} was changed between backward() and step(), when it may "
                                 "have left already; to add gradients up, run backward() under `with "
-                                "optimizer.no_sync():`; to clip them, call optimizer.synchronize_grads() after it, "
-                                "too; if DistributedDataParallel is around the model, give od.Optimizer that "
-                                "(docs/how-to/pytorch.md)")
+                                "optimizer.no_sync():`; to clip them, do so, too, then call "
+                                "optimizer.synchronize_grads(), and clip then; if DistributedDataParallel is around "
+                                "the model, give od.Optimizer that (docs/how-to/pytorch.md)")
 
     def hold(self) -> None:
         """The weights are the store's now."""
@@ -205,11 +205,11 @@ class TensorLane:
                 return one.name
         return self._sample.changed()
 
-    def holds(self, flat: NDArray) -> bool:
-        """Whether the parameters hold `flat`, no matter who has written them."""
+    def other_than(self, flat: NDArray) -> Optional[str]:
+        """The name of a parameter that does not hold its part of `flat`, no matter who has written it."""
         flat.wait_to_read()
-        return all(torch.equal(_part(one.tensor.detach(), segment), view.to(one.tensor))
-                   for view, (segment, one) in zip(self._views.of(flat), self.parts))
+        return next((one.name for view, (segment, one) in zip(self._views.of(flat), self.parts)
+                     if not torch.allclose(_part(one.tensor.detach(), segment), view.to(one.tensor), 0, 0, True)), None)
 
     def _stage(self, one: Trained, segment: Segment, view: torch.Tensor) -> None:
         """A part of a parameter whose elements lie in another order (channels_last)."""

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 import numpy as np
 import torch
 
-from kvstore.errors import ConfigError, ProtocolError
+from kvstore.errors import ConfigError, ProtocolError, shown
 from kvstore.fronts.base import warn_of_own
 from kvstore.fronts.torch import models, translation
 from kvstore.fronts.torch.lanes import Arrivals, TensorLane, held
@@ -176,6 +176,9 @@ class Optimizer(torch.optim.Optimizer):
         if self.store.lanes:
             raise ConfigError("load_state_dict after the first step, when the store has its weights; to go back, make "
                               "a new store and a new Optimizer, and load into that")
+        if not {"state", "param_groups"} <= {*state_dict}:
+            raise ConfigError(f"this is no state of an optimizer: it has {shown(', '.join(state_dict))}; give what "
+                              "od.Optimizer.state_dict returned, and the model's to model.load_state_dict")
         saved = state_dict.get("store")
         if saved is None and state_dict["state"]:
             raise ConfigError("the state is one of torch.optim's alone; a store goes on from what "
@@ -251,6 +254,15 @@ class Optimizer(torch.optim.Optimizer):
                                   "while it stands still (docs/how-to/pytorch.md)")
 
     # -- before the first step ---------------------------------------------------------------------------------
+
+    def _tell_absent(self) -> None:
+        """Which parameters have no gradient, which the script may not want."""
+        absent = [name for name, one in self.store._trained.items() if one.gradient() is None]
+        if len(absent) == len(self.store._trained):
+            self.store._warn("no parameter has a gradient at the first step(); was backward() called?")
+        elif absent:
+            self.store._warn(f"no gradient at the first step() for {shown(', '.join(absent))}: the store takes zeros "
+                             "for it, so that weight decay and momentum still move these weights")
 
     def _described(self) -> List[Parameter]:
         """The parameters to train, in the model's order."""
@@ -373,12 +385,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin(self) -> Arrivals:
         """The first iteration has shown in what order gradients appear, and which modules compute."""
+        self._tell_absent()
         self.store.begin(self._order)
         self._arrivals = arrivals = Arrivals(self.store.lanes)
         lanes = arrivals.lanes_of
         awaited: Set[str] = set()
         for module in self._before:
-            own = list(lanes) if self._at_once else [self._names[id(one)] for one in module.parameters(recurse=False)]
+            own = list(lanes) if self._at_once else [
+                self._names.get(id(one), "") for one in module.parameters(recurse=False)]
             self._awaits[module] = list(dict.fromkeys(lane for name in own for lane in lanes.get(name, [])))
             awaited.update(own if module in self._ran else ())
         # What is computed on elsewhere than in its module (as in MultiheadAttention) is there when the model begins.

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import weakref
 import zlib
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Type, Union
@@ -91,6 +92,7 @@ class TorchStore(FrontEnd):
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived, and let the model hold it."""
+        self._refuse_child(self.lanes)
         super().wait()
         self.show(self.lanes)
 
@@ -141,6 +143,7 @@ class TorchStore(FrontEnd):
             raise ConfigError(f"this `{self.name}` store has its od.Optimizer already; make a new store for another")
         tensors = now()
         self._refuse_shards(tensors)
+        self._refuse_expanded(tensors)
         if not self.takes_weights:
             self._refuse_shared_memory({one.name: tensors[one.name] for one in parameters})
         self.session.use(optimizer)
@@ -169,6 +172,13 @@ class TorchStore(FrontEnd):
                 raise ConfigError(f"{other} and {name} share their memory and are two parameters, which a store would "
                                   "train apart; let one module have the other's (`decoder.weight = encoder.weight`), "
                                   "before the optimizer is made")
+
+    @staticmethod
+    def _refuse_expanded(tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if any(size > 1 and not stride for size, stride in zip(held(tensor).shape, held(tensor).stride())):
+                raise ConfigError(f"several elements of {name} are one place in memory (`expand`), so that worker 0's "
+                                  "values cannot be written to it; make it with `.expand(...).clone()`")
 
     def _refuse_shards(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """ConfigError if workers share a tensor, whose shards would be taken for copies of one."""
@@ -209,9 +219,15 @@ class TorchStore(FrontEnd):
                             "same; load a checkpoint before it is made, or on all workers; if the forward pass sets "
                             "weights, call store.begin() before the first", self._weights_as_text())
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
+        loaded = self._saved is not None
         self._open([TensorLane(bucket, self._trained, self.session.transport.context)
                     for bucket in self.session.plan([self._trained[name].described for name in reversed(theirs)])])
         for lane in self.lanes:
+            other = lane.other_than(self.session.w_local[lane.bucket.id]) if loaded and not self.takes_weights else None
+            if other:
+                raise ProtocolError(f"the weights of {other} are others than the saved state's at the first step; load "
+                                    "the model's before the optimizer's, which brings the weights that this worker "
+                                    "goes on from")
             lane.hold()
 
     def _weights_as_text(self) -> List[str]:
@@ -260,12 +276,19 @@ class TorchStore(FrontEnd):
 
     def show(self, lanes: Iterable[TensorLane]) -> None:
         """Let the parameters of these buckets hold the weights of the next iteration. Waits for them."""
+        self._refuse_child(lanes)
         for lane in lanes:
             if lane.due is not None:
                 self._refuse(lane.written())
                 with self.session.deadline():
                     lane.show(lane.due)
                 lane.due = None
+
+    def _refuse_child(self, lanes: Iterable[TensorLane]) -> None:
+        """ProtocolError in a child of this process, which will never get weights that were on their way."""
+        if os.getpid() != self._pid and any(lane.due is not None for lane in lanes):
+            raise ProtocolError("this process was forked while the next weights were on their way to its parent; call "
+                                "optimizer.synchronize() before the fork, or start the child anew (`spawn`)")
 
     def _check_weights(self) -> None:
         """ProtocolError if the script has changed weights: the store's next weights would silently replace them.
@@ -275,8 +298,7 @@ class TorchStore(FrontEnd):
         if not self._shown and not self.takes_weights:
             written = [lane for lane in self.lanes if lane.due is None and lane.written()]
             for lane in written:
-                if not lane.holds(self.session.w_local[lane.bucket.id]):
-                    self._refuse(lane.written())
+                self._refuse(lane.other_than(self.session.w_local[lane.bucket.id]))
             for lane in written:
                 lane.hold()
 
@@ -402,11 +424,16 @@ class TorchStore(FrontEnd):
         if worker[1].get("rank", self.rank) != self.rank:
             raise ConfigError(f"the saved state is worker {worker[1]['rank']}'s, and this is worker {self.rank}, which "
                               "has one of its own: let every worker save, and load what it saved")
+        mine = {**{f"local/{name}": one.parameter for name, one in self._trained.items()},
+                **{f"aux/0/{name}": tensor for name, tensor in self._buffers().items()}}
+        for saved, tensor in mine.items():
+            theirs, shape = worker[0].get(saved), tuple(held(tensor).shape)
+            if theirs is None or theirs.shape != shape:
+                has = "no such array" if theirs is None else f"one of shape {theirs.shape}"
+                raise ConfigError(f"the model has `{saved}` of shape {shape} and the saved state {has}; it belongs to "
+                                  "another model, or to another division of it (FSDP)")
         super().load_state(worker, server)
-        for tensor, saved in [*((one.parameter, f"local/{name}") for name, one in self._trained.items()),
-                              *((tensor, f"aux/0/{name}") for name, tensor in self._buffers().items())]:
-            if saved not in worker[0]:
-                raise ConfigError(f"no array `{saved}` in the saved state; it belongs to another model")
+        for saved, tensor in mine.items():
             _set(tensor, worker[0][saved])
 
     def state_dict(self) -> Dict[str, bytes]:

@@ -47,8 +47,10 @@ def translated(optimizer: torch.optim.Optimizer) -> Formula:
     """What is applied in place of `optimizer`, at the first group's rate and decay."""
     name, known = type(optimizer).__name__, ", ".join(kind.__name__ for kind in KINDS)
     if type(optimizer) not in KINDS:
+        inner = getattr(optimizer, "optimizer", None)
         raise ConfigError(f"the optimizer is a {name}, and it is servers that apply it, without PyTorch; expected one "
-                          f"of torch.optim's {known}")
+                          f"of torch.optim's {known}" + (f": give its `.optimizer`, a {type(inner).__name__}"
+                                                         if type(inner) in KINDS else ""))
     if any(float(state.get("step", 1)) for state in optimizer.state.values()):
         raise ConfigError(f"this {name} has a state already, which would be lost; give a new one, and load a state by "
                           "odsgd.torch.Optimizer.load_state_dict")

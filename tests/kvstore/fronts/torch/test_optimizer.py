@@ -2,6 +2,7 @@
 import contextlib
 import copy
 import functools
+import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
 
@@ -609,6 +610,108 @@ def test_a_schedule_of_the_momentum_is_told_with_the_way_out(make: Any, line: st
         train(net, optimizer, [torch.ones(3)], schedule)
 
 
+def saved_by(net: Any, name: str, **options: Any) -> Any:
+    """The state of a store after two steps."""
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.1), net, create(name, Stage(1).worker(0), **options))
+    train(net, optimizer, [torch.ones(3)] * 2)
+    return optimizer.state_dict()
+
+
+def test_a_state_of_another_model_is_told_before_anything_is_written() -> None:
+    saved = saved_by(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)), "odsgd")
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(2, 4, bias=False))
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.1), net, create("odsgd", Stage(1).worker(0)))
+    before = state_of(net)
+    saved["param_groups"] = optimizer.state_dict()["param_groups"]
+    with pytest.raises(ConfigError, match=r"`local/1.weight` of shape \(4, 2\) and .* state one of shape \(2, 4\);"):
+        optimizer.load_state_dict(saved)
+    for name, array in state_of(net).items():
+        np.testing.assert_array_equal(array, before[name])
+    with pytest.raises(ConfigError, match=r"no state of an optimizer: it has 0.weight, 0.bias, 1.weight; give what"):
+        optimizer.load_state_dict(net.state_dict())
+
+
+def test_weights_that_are_loaded_over_a_state_are_told() -> None:
+    net = torch.nn.Linear(3, 2)
+    saved, other = saved_by(net, "odsgd", warmup=0), copy.deepcopy(net.state_dict())
+    other["bias"] += 1
+    for loads_first in (True, False):
+        net = torch.nn.Linear(3, 2)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.1), net, create("odsgd", Stage(1).worker(0), warmup=0))
+        if loads_first:
+            net.load_state_dict(other)
+        optimizer.load_state_dict(saved)
+        if loads_first:
+            train(net, optimizer, [torch.ones(3)])
+            continue
+        net.load_state_dict(other)
+        with pytest.raises(ProtocolError, match=r"weights of bias are others than the saved state's at the first"):
+            train(net, optimizer, [torch.ones(3)])
+
+
+@pytest.mark.parametrize("name, was, now, said", [
+    ("odsgd", {"momentum_local": 0.9}, {"momentum_local": 0.1}, "a local optimizer with momentum 0.9, and .* has 0.1"),
+    ("odsgd", {"optimizer_local": "dcasgd_c", "lamda": 0.5}, {"optimizer_local": "dcasgd_c", "lamda": 2.0},
+     "a local optimizer with lamda 0.5, and this store's has 2.0"),
+    ("diloco", {"H": 1, "momentum_outer": 0.9}, {"H": 1, "momentum_outer": 0.5},
+     "an outer optimizer with momentum 0.9, and .* has 0.5")])
+def test_options_that_differ_from_a_saved_states_are_told(name: str, was: Any, now: Any, said: str) -> None:
+    saved = saved_by(torch.nn.Linear(3, 2), name, **was)
+    for options in (was, now):
+        net = torch.nn.Linear(3, 2)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.1), net, create(name, Stage(1).worker(0), **options))
+        optimizer.load_state_dict(saved)
+        if options == was:
+            train(net, optimizer, [torch.ones(3)])
+            continue
+        with pytest.raises(ConfigError, match=said):
+            train(net, optimizer, [torch.ones(3)])
+
+
+def test_a_child_is_told_that_weights_on_their_way_will_not_come() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = local(net)
+    train(net, optimizer, [torch.ones(3)])
+    optimizer.store._pid = -1  # as in a child
+    for call in (lambda: net(torch.ones(3)), optimizer.synchronize, optimizer.store.wait):
+        with pytest.raises(ProtocolError, match=r"was forked while the next weights were on .* before the fork"):
+            call()
+    optimizer.store._pid = os.getpid()
+    optimizer.synchronize()
+    optimizer.store._pid = -1
+    net(torch.ones(3))
+
+
+def test_what_has_no_gradient_at_the_first_step_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(absent: Callable[[Any], Any]) -> str:
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+        optimizer = local(net)
+        for t in range(2):
+            loss = net(torch.ones(3)).sum()
+            if absent(net) is not None:
+                loss.backward()
+                for one in absent(net) if t == 0 else ():
+                    one.grad = None
+            optimizer.step()
+            optimizer.zero_grad()
+        return capsys.readouterr().err
+
+    assert said(lambda net: []) == ""
+    assert said(lambda net: None).count("no parameter has a gradient at the first step(); was backward() called?") == 1
+    assert said(lambda net: [net[1].bias]).count("no gradient at the first step() for 1.bias: the store takes") == 1
+
+
+def test_a_parameter_that_a_module_gets_later_is_no_error_and_what_is_expanded_is_named() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = local(net)
+    net.register_parameter("late", torch.nn.Parameter(torch.zeros(2), requires_grad=False))
+    train(net, optimizer, [torch.ones(3)] * 2)
+    net = torch.nn.Linear(3, 2)
+    net.register_buffer("k", torch.ones(1).expand(4))
+    with pytest.raises(ConfigError, match=r"several elements of k are one place in memory .*\.clone\(\)"):
+        local(net)
+
+
 def test_a_state_with_other_settings_is_told_where_it_is_loaded() -> None:
     def made(decay: float) -> Any:
         net = torch.nn.Linear(3, 2)
@@ -867,6 +970,7 @@ def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, capsys:
         optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, store)
         net.state_dict()  # nothing has been trained
         train(net, optimizer, batches(0, 1))
+        assert capsys.readouterr().err.count("no gradient at the first step() for unused.weight, unused.bias: ") == 1
         other.state_dict()
         copy.deepcopy(net).state_dict()
         with store.global_weights():
