@@ -43,6 +43,9 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     """
     if every < 1 or kept < 1:
         raise ConfigError(f"every {every}, kept {kept}: expected whole numbers of at least 1")
+    if not hasattr(net, "collect_params"):
+        raise ConfigError(f"checkpoint.keep is for networks of Gluon, and this is a {type(net).__name__}; a script of "
+                          "PyTorch's saves optimizer.state_dict() on every worker (docs/how-to/pytorch.md)")
     if store.options.uneven == "join":
         raise ConfigError('checkpoint.keep of a store with uneven="join": its workers do not come to a checkpoint in '
                           "the same iteration; give all as many batches, and leave uneven out")

@@ -77,7 +77,8 @@ def _library() -> Any:
     try:
         import mpi4py
     except ModuleNotFoundError:
-        raise ConfigError(f"this store sends by MPI and mpi4py is not installed: {INSTALL}") from None
+        raise ConfigError(f"this store sends by MPI and mpi4py is not installed: {INSTALL}; or start a script of "
+                          "PyTorch's by torchrun") from None
     mpi4py.rc.initialize = mpi4py.rc.finalize = False  # both are ours, with deadlines
     try:
         from mpi4py import MPI

@@ -100,3 +100,5 @@ def test_a_network_that_could_not_be_brought_back_is_refused_at_once(tmp_path: P
     net.initialize()
     with pytest.raises(ConfigError, match=f"checkpoint.keep: net_weight {said}"):
         checkpoint.keep(kvstore.create("local"), net, tmp_path, every=1)
+    with pytest.raises(ConfigError, match="for networks of Gluon, and this is a dict; a script of PyTorch's saves opt"):
+        checkpoint.keep(kvstore.create("local"), {}, tmp_path, every=1)
