@@ -6,14 +6,16 @@ import contextlib
 import functools
 import os
 import sys
+import traceback
+import zlib
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from kvstore.engine.engine import NDArray
-from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
+from kvstore.errors import EXIT_FAILURE, ConfigError, KVStoreError, ProtocolError, StoreClosedError, shown
 from kvstore.fronts import sums
-from kvstore.job import ending, environment
+from kvstore.job import agreement, ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES
 from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods.common import Options
@@ -211,9 +213,10 @@ class FrontEnd:
         return self.session.memory()
 
     def close(self) -> None:
-        """Leave the job. Collective; waits."""
+        """Leave the job. Collective; waits. On the way out of an error it joins nobody, so that this ends the job."""
         if not self._closed:
-            self._meet()
+            if not isinstance(sys.exc_info()[1], Exception):
+                self._meet()
             self.wait()
             self._tell_unsent()
             self.session.weights_holder.rest()
@@ -233,7 +236,7 @@ class FrontEnd:
         aux = self._shown[0].aux if self._shown else self._aux()
         arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in aux.items()
                        for device, array in enumerate(mine)})
-        return arrays, meta
+        return arrays, {**meta, "rank": self.rank}
 
     def server_state(self) -> Saved:
         """The global optimizer's state: `saving.server_state`. Waits; any one worker may call it.
@@ -255,6 +258,8 @@ class FrontEnd:
         it. Waits; collective where `state_is_shared`.
         """
         self._check_begun("exporting")
+        if self.state_is_shared:
+            self._meet()
         self.wait()
         return self.session.weights_holder.exporting()
 
@@ -283,6 +288,9 @@ class FrontEnd:
         if worker[1]["store"] != self.name:
             raise ConfigError(f"the saved state is of a `{shown(str(worker[1]['store']))}` store, this one is "
                               f"`{self.name}`")
+        if worker[1].get("rank", self.rank) != self.rank:
+            raise ConfigError(f"the saved state is worker {worker[1]['rank']}'s, and this is worker {self.rank}, which "
+                              "has one of its own: let every worker save, and load what it saved")
         if server is not None:
             saving.check_servers(server, "the servers' part of the saved state")
         self._saved, self._saved_servers = worker, server
@@ -328,6 +336,7 @@ class FrontEnd:
 
     def _open(self, lanes: List[Any]) -> None:
         """Train by these lanes: begin at their weights, or at the loaded state. Collective; waits."""
+        agreement.check(self.session.transport, "the saved state that they go on from", self._moment())
         if self._saved is None:
             by_id = {lane.bucket.id: lane for lane in lanes}
             self.session.begin(lambda bucket: by_id[bucket.id].weights())
@@ -349,6 +358,16 @@ class FrontEnd:
         if self.options.uneven == "join":
             ending.follow()
             atexit.register(self._join_at_exit)
+
+    def _moment(self) -> List[str]:
+        """What saved states of one moment have in common, in lines; nothing: there is none."""
+        if self._saved is None:
+            return []
+        if self.session.method.asynchronous:  # workers are not at one iteration, nor at one version
+            return ["a saved state"]
+        return [f"iteration {self.iteration}", *(f"{name} {zlib.crc32(array.tobytes()):08x}"
+                                                 for name, array in self._saved[0].items()
+                                                 if name.startswith("global/"))]
 
     def _advise(self) -> None:
         self._warn(self.session.advice() if self.lr_local is None else None)
@@ -415,8 +434,13 @@ class FrontEnd:
         what = "does not join: its script ended by an error, or by an exit status other than 0" if failed \
             else "joins until the others have ended"
         print(f"{environment.who()} ends after iteration {self.iteration}, and {what}", file=sys.stderr, flush=True)
-        if not failed:
+        if failed:
+            return
+        try:
             self.join()
+        except BaseException as error:  # else Python prints it and goes on
+            ours = isinstance(error, (ConfigError, KVStoreError))
+            ending.die(str(error) if ours else traceback.format_exc(), EXIT_FAILURE)
 
     def _idle(self) -> None:
         """Have nothing in flight; in an asynchronous job no worker has, so that all see the same global weights."""

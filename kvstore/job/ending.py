@@ -63,10 +63,15 @@ def check_or_die(check: Optional[Callable[[Any], None]], floats: Any) -> None:
 def die_of_errors() -> None:
     """Let an error that nobody catches end this process at once, saying why. A second call does nothing."""
     previous = sys.excepthook
-    if getattr(previous, "dies", False):
+    if hasattr(previous, "dies_in"):
+        previous.dies_in = os.getpid()
         return
 
     def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        if os.getpid() != hook.dies_in:  # type: ignore[attr-defined]
+            previous(kind, error, trace)  # a child of this process, whose failure is its parent's affair
+            sys.stdout.flush()
+            os._exit(1)
         if isinstance(sys.stderr, io.StringIO):  # of torch.distributed's hook, around this one; nobody would read it
             sys.stderr = sys.__stderr__ or sys.stderr
         ours = issubclass(kind, (ConfigError, KVStoreError))
@@ -79,7 +84,7 @@ def die_of_errors() -> None:
         die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE,
             consequence="Connection closed by peer" in str(error))  # gloo's, of a call of the script's own
 
-    hook.dies = True  # type: ignore[attr-defined]
+    hook.dies_in = os.getpid()  # type: ignore[attr-defined]
     sys.excepthook = hook
 
 

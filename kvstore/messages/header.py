@@ -73,13 +73,13 @@ SUM_SIZES = (1024, 32 * 1024)  # floats of the arrays whose answer is the sum of
 
 
 def sum_message(part: np.ndarray, size: int, round_id: int, worker_rank: int) -> np.ndarray:
-    """A push of at most `size` floats: ``[ part … | round | 0 | 0 | rank ]``. FETCH for the rank only asks.
+    """A push of at most `size` floats: ``[ part … | round | length | 0 | rank ]``. FETCH for the rank only asks.
 
     The answer is ``[ sum … | its round | … ]``, of the last sum that is complete.
     """
     pushed = np.zeros(size + HEADER, np.float32)
     pushed[:part.size] = part
-    pushed[-HEADER], pushed[-1] = round_id, worker_rank
+    pushed[-HEADER], pushed[1 - HEADER], pushed[-1] = round_id, part.size, worker_rank
     return pushed
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvstore.engine import on_mxnet
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ProtocolError
 from kvstore.job import commands, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
@@ -83,10 +84,14 @@ class Connection(Joined):
         key = self._sums[size][0]
         self._rounds[key] += 1
         pushed = self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
-        return partial(self._take_sum, key, size, pushed)
+        return partial(self._take_sum, key, size, part.size, pushed)
 
-    def _take_sum(self, key: int, size: int, pushed: NDArray) -> np.ndarray:
+    def _take_sum(self, key: int, size: int, length: int, pushed: NDArray) -> np.ndarray:
         answer: np.ndarray = pushed.asnumpy()
+        lengths = int(answer[1 - HEADER])
+        if self.synchronous and lengths != self.num_workers * length:  # MXNet adds up whatever comes
+            raise ProtocolError(f"worker {self.worker_rank} adds up {length} numbers, and all {self.num_workers} "
+                                f"workers together {lengths}; all make the same collective calls, in the same order")
         pause_s = 0.0
         while not self.synchronous and answer[-HEADER] != self._rounds[key]:
             pause_s = min(pause_s + 0.001, 0.02)

@@ -26,6 +26,8 @@ for _ in range(2):
     child = os.fork()
     if not child:
         signal.alarm(100)
+        if store.iteration == 1:
+            raise LookupError("of a child")
         sys.exit(3)
     assert os.waitpid(child, 0)[1] != signal.SIGALRM  # on ps-lite MXNet's own threads abort it
 print(w.asscalar())
@@ -188,3 +190,24 @@ def test_a_forked_child_that_ends_leaves_the_job_alone(tmp_path: Path, wire: str
     with Launch("-n", 2, "-s", 1, "--wire", wire, tmp_path / "forks.py", env=SERVER) as launch:
         assert launch.wait() == 0, launch
     assert sorted(launch.output) == ["worker 0 | 1.0", "worker 1 | 1.0"]
+
+
+CROSSED = """
+import numpy as np
+import tests.lean
+import odsgd
+import kvstore
+store = kvstore.create("ssgd", timeout_s=30)
+for size in (3, 5) if store.rank else (5, 3):
+    print(store.allreduce(np.ones(size)))
+"""
+
+
+@pytest.mark.parametrize("wire", ["sockets", "ps-lite"])
+def test_sums_of_different_lengths_that_meet_are_told(tmp_path: Path, wire: str) -> None:
+    (tmp_path / "crossed.py").write_text(CROSSED)
+    with Launch("-n", 2, "-s", 1, "--wire", wire, tmp_path / "crossed.py", env=SERVER) as launch:
+        assert launch.wait() == 70, launch
+    assert not any("[" in line for line in launch.output)
+    assert {"sockets": "numbers; all workers make the same collective calls, in the same order",
+            "ps-lite": "numbers, and all 2 workers together 8; all make the same collective calls"}[wire] in launch.said

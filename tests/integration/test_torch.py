@@ -178,8 +178,8 @@ od.Optimizer(torch.optim.SGD((model := torch.nn.Linear(8, 4 + rank)).parameters(
                               r"check that this host can reach it \(.*\) \(train\.py, line 14\)"),
     ("ps-lite", "", r".* \| .*: this job is on ps-lite, and this process has no MXNet, which that is a part "
                     "of; start the job with --wire sockets, or .*"),
-    ("python", "", "kvstore.errors.ConfigError: this store needs a job and DMLC_PS_ROOT_URI is not set; start the "
-                   "script with `odsgd launch .*")])
+    ("python", "", r"kvstore.errors.ConfigError: this store needs a job of several processes and this is one alone "
+                   r"\(DMLC_PS_ROOT_URI is not set\); start the script with `odsgd launch .* by torchrun\), or .*")])
 def test_what_is_wrong_in_a_job_is_a_line_without_a_traceback_of_ours(by: str, words: str, line: str,
                                                                       tmp_path: Path) -> None:
     if by == "ps-lite" and importlib.util.find_spec("mxnet"):

@@ -27,6 +27,13 @@ for t in range(5 if store.rank == 1 else 9):
     loss.backward()
     trainer.step(1)
     mx.nd.waitall()
+if sys.argv[1] == "changes" and store.rank == 1:
+    trainer._optimizer.wd = 0.5
+if sys.argv[1] == "closes" and store.rank == 1:
+    try:
+        raise OSError("a broken image")
+    finally:
+        store.close()
 if sys.argv[1] == "evaluates":
     store.barrier()
 if sys.argv[1] == "fails" and store.rank == 1:
@@ -80,6 +87,18 @@ def test_a_worker_joins_that_ends_by_raising_status_0_and_not_by_a_message(then:
     assert done.returncode == (0 if joins else 1), done.stderr
     assert ("worker 0 | weight 0.1000\n" in done.stdout) is joins
     assert ("worker 1 ends after iteration 5, and does not join" in done.stderr) is not joins
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then, said", [
+    ("closes", "it reported: OSError: a broken image"),
+    ("changes", "it reported: iteration 6 has not taken place: the optimizer's settings have changed, wd from 0.0 to 0.5")])
+def test_a_worker_that_fails_as_it_would_join_ends_the_job_at_once_with_its_error(then: str, said: str, tmp_path: Path
+                                                                                  ) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    done = launch(2, 1, [sys.executable, str(script), then, "ssgd", json.dumps({"uneven": "join"})])
+    assert done.returncode == 70 and "worker 1 failed (" in done.stderr and said in done.stderr, done.stderr
 
 
 SHORT = """

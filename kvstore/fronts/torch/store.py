@@ -366,10 +366,9 @@ class TorchStore(FrontEnd):
         for lane in self.lanes:
             if lane.rest is not None:
                 layout.split(lane.bucket, lane.rest, arrays, "rest/")
-        return arrays, {**meta, "rank": self.rank}
+        return arrays, meta
 
     def _open(self, lanes: List[TensorLane]) -> None:
-        agreement.check(self.session.transport, "the saved state that they go on from", self._moment())
         arrays = {} if self._saved is None else self._saved[0]
         for lane in lanes:
             if f"rest/{lane.bucket.first.name}" in arrays:
@@ -378,16 +377,6 @@ class TorchStore(FrontEnd):
         if environment.joined() and self.takes_weights:
             for lane in lanes:
                 lane.keep_rest(self.session.w_local[lane.bucket.id])
-
-    def _moment(self) -> List[str]:
-        """What saved states of one moment have in common, in lines; nothing: there is none."""
-        if self._saved is None:
-            return []
-        if self.session.method.asynchronous:  # workers are not at one iteration, nor at one version
-            return ["a saved state"]
-        return [f"iteration {self.iteration}", *(f"{name} {zlib.crc32(array.tobytes()):08x}"
-                                                 for name, array in self._saved[0].items()
-                                                 if name.startswith("global/"))]
 
     def _own_weights(self) -> List[NDArray]:
         if self.takes_weights and not self._shown:  # else they were taken before others were shown
@@ -421,9 +410,6 @@ class TorchStore(FrontEnd):
 
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""
-        if worker[1].get("rank", self.rank) != self.rank:
-            raise ConfigError(f"the saved state is worker {worker[1]['rank']}'s, and this is worker {self.rank}, which "
-                              "has one of its own: let every worker save, and load what it saved")
         mine = {**{f"local/{name}": one.parameter for name, one in self._trained.items()},
                 **{f"aux/0/{name}": tensor for name, tensor in self._buffers().items()}}
         for saved, tensor in mine.items():

@@ -65,6 +65,54 @@ def test_a_worker_may_have_no_data_at_all() -> None:
     assert Stage(2).run(work) == [0.5, 0.5]
 
 
+def test_asking_for_a_state_that_all_share_joins_first() -> None:
+    stage = Stage(2)
+
+    def work(transport: Any) -> Any:
+        store = kvstore.create("ssgd", transport, uneven="join")
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.5))
+        w = mx.nd.ones(3)
+        store.broadcast("w", w, w)
+        for _ in range(1 + store.rank):
+            store.pushpull("w", w, w)
+        arrays, _ = store.server_state()
+        store.close()
+        return arrays["optimizer/state/w"].tolist(), w.asnumpy().tolist()
+
+    first, second = stage.run(work, stage.sharded_worker)
+    assert first == second and set(map(len, first)) == {3}
+
+
+@pytest.mark.parametrize("kind", ["worker", "ring_worker"])
+@pytest.mark.parametrize("saved_by_1, said", [
+    ("later", "differ in"), ("none", "differ in"), ("worker 0", "the saved state is worker 0's, and this is worker 1")])
+def test_saved_states_that_are_not_of_one_moment_are_told(kind: str, saved_by_1: str, said: str) -> None:
+    def train(store: Store, state: Any = None) -> Any:
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+        w = mx.nd.ones(3)
+        if state is not None:
+            store.load_state(*state)
+        store.broadcast("w", w, w)
+        states = []
+        for _ in range(2):
+            store.pushpull("w", w, w)
+            states.append((store.worker_state(), store.server_state()))
+        return states
+
+    def first(transport: Any) -> Any:
+        return train(kvstore.create("odsgd", transport, warmup=0))
+
+    def again(transport: Any) -> None:
+        other = {"later": saved[1][1], "none": None, "worker 0": saved[0][0]}[saved_by_1]
+        train(kvstore.create("odsgd", transport, warmup=0), [saved[0][0], other][transport.worker_rank])
+
+    stage = Stage(2)
+    saved = stage.run(first, getattr(stage, kind))
+    stage = Stage(2)
+    with pytest.raises((ConfigError, ProtocolError), match=said):
+        stage.run(again, getattr(stage, kind))
+
+
 def test_join_is_for_stores_that_were_made_for_it() -> None:
     with pytest.raises(ConfigError, match='make the store with uneven="join"'):
         kvstore.create("local").join()

@@ -135,7 +135,7 @@ def test_unknown_names_and_options_are_told_with_the_nearest_one() -> None:
 def test_a_store_outside_a_job_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DMLC_PS_ROOT_URI", "DMLC_ROLE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match="DMLC_PS_ROOT_URI is not set; start the script with `odsgd launch"):
+    with pytest.raises(ConfigError, match=r"\(DMLC_PS_ROOT_URI is not set\); start the script with `odsgd launch"):
         kvstore.create("ssgd")
 
 
