@@ -166,15 +166,32 @@ def test_both_accelerators_compute_in_the_same_steps() -> None:
 def test_as_many_iterations_as_fill_the_time_asked_for() -> None:
     asked = config("--systems", "ssgd", "--rates", "1gbit", "--compute", "wire/5,0", "--seconds", "2")
     wire_ms = 2 * run.nbytes("cnn") / 1e8 * 1000
-    short, exchange = (run.Stint.of(asked, "cnn", compute, 2, 1e8) for compute in asked.compute)
+    short, exchange = (run.Stint.of(asked, "cnn", compute, 2, 1e8, 1) for compute in asked.compute)
     assert short.compute_ms == pytest.approx(wire_ms / 5)
     assert short.iterations == round(2000 / (1.2 * wire_ms)) and exchange.iterations == round(2000 / wire_ms)
-    assert run.Stint.of(config("--systems", "ssgd", "--compute", "9s"), "cnn", asked.compute[1], 2, 1e8).iterations >= 8
+    long = config("--systems", "ssgd", "--compute", "9s")
+    assert run.Stint.of(long, "cnn", asked.compute[1], 2, 1e8, 1).iterations >= 8
+
+
+def test_whole_periods_are_measured_of_what_sends_every_so_many_iterations() -> None:
+    asked, stints = config("--systems", "ssgd,sasgd:T=10,diloco,diloco:H=20", "--compute", "400ms"), {}
+
+    def launch(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
+        job = json.loads(Path(command[-1]).read_text())
+        stints[system.label] = job["models"][0]["stints"][0]
+        return subprocess.CompletedProcess(list(command), 1, "", "")
+
+    cluster: Any = types.SimpleNamespace(run=launch, hostfile="hosts")
+    for system in asked.systems:
+        with pytest.raises(run.JobFailed):
+            run.job(asked, cluster, "1gbit", 1e8, 2, system, ["cnn"])
+    assert {label: (stint["warm_up"], stint["iterations"]) for label, stint in stints.items()} == {
+        "ssgd": (3, 9), "sasgd:T=10": (10, 10), "diloco": (100, 100), "diloco:H=20": (20, 20)}
 
 
 def test_a_multiple_of_the_wires_is_that_of_a_fast_link() -> None:
     asked = config("--systems", "ssgd", "--rates", "10gbit", "--compute", "2wire")
-    assert run.Stint.of(asked, "4.2M", asked.compute[0], 2, 1.2e9).compute_ms == pytest.approx(
+    assert run.Stint.of(asked, "4.2M", asked.compute[0], 2, 1.2e9, 1).compute_ms == pytest.approx(
         2 * 2000 * 4 * 4_208_650 / 1.2e9)
 
 
