@@ -122,12 +122,13 @@ class Oracle:
     def _question(self, job: "_Job") -> Tuple[Hashable, Tuple[Any, ...]]:
         """A key, which is equal for systems that send and wait alike, and the arguments of `times.simulate`."""
         cluster = placed(self.cluster, job.system, job.workers)
-        asked = tuple(tuple(job.programs.of(t)[0]) for t in range(1, WARM_UP + job.period + 1))
+        asked = tuple(tuple(job.programs.of(t)[0]) for t in job.iterations)
         own = (cluster.server.rules.get(job.system.name, cluster.server.update),
                cluster.worker.stores.get(job.system.name, 0.0))
         least, most = ITERATIONS
         counted = max(min(max(-(-OF_ALL // job.workers), least), most), 2 * job.period)
-        return ((job.system.servers, job.workers, job.transport, asked, job.traffic, own, job.given.get("n")),
+        return ((job.system.servers, job.workers, job.transport, asked, job.turns(), job.traffic, own,
+                 job.given.get("n")),
                 (cluster, job.system.name, self.parameters, job.given, WARM_UP + counted, WARM_UP, job.transport))
 
 
@@ -149,14 +150,20 @@ class _Job:
         self.programs = Programs(self.method, self.method.of_worker(self.options, 0), workers, [_FLOAT],
                                  self.transport != "server")
         self.period = max(self.method.intervals(self.options))  # iterations from one exchange to the next
+        self.iterations = range(1, 2 * (WARM_UP + self.period))  # all that an exchange brings is asked for in these
         self.traffic = self.method(self.options, workers).traffic(whole=False)
         self._state = 0 if self.method.plain_sgd else 1  # arrays of U
+
+    def turns(self) -> Hashable:
+        """What decides when the buckets have their turns, beside the programs of the first fragment of worker 0."""
+        own = [self.method.of_worker(self.options, rank) for rank in range(self.workers)]
+        return self.method.fragments(self.options), tuple(self.method.intervals(options) for options in own)
 
     def delay(self) -> int:
         """How many exchanges after its own a synchronous method's gradient is part of the weights it computes on."""
         asked: Dict[int, int] = {}
         delays = [0]
-        for t in range(1, 2 * (WARM_UP + self.period)):
+        for t in self.iterations:
             for op in self.programs.of(t)[0]:
                 if op.what in ("exchange", "sum"):
                     asked[op.number] = t

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
@@ -108,6 +108,23 @@ def test_a_system_is_told_as_it_is_after_its_warm_up(warmup: str) -> None:
     one = oracle(compute={"iteration": "100ms"})
     warm, plain = one.predict(parse(f"odsgd:warmup={warmup}@1"), 4), one.predict(parse("odsgd@1"), 4)
     assert (warm.iteration_s, warm.staleness) == (plain.iteration_s, plain.staleness)
+
+
+@pytest.mark.parametrize("systems", [
+    ("decoupled:H=8:fragments=1@1", "decoupled:H=8:fragments=4@1"), ("diloco:H=20:delay=5@1", "diloco:H=20:delay=15@1"),
+    ("async_diloco:H=8@1", "async_diloco:H=8:dylu=1,0.25,0.25,0.25@1")])
+def test_a_system_has_its_own_time_whichever_is_asked_first(systems: Sequence[str]) -> None:
+    slow, asked = {"iteration": "10ms"}, [parse(system) for system in systems]
+    times = [oracle(compute=slow).predict(system, 4).iteration_s for system in asked]
+    known = oracle(compute=slow)
+    assert [known.predict(system, 4).iteration_s for system in asked] == times and times[0] != times[1]
+
+
+def test_systems_that_send_and_wait_alike_are_simulated_once() -> None:
+    known = oracle()
+    for system in ("asgd@1", "dcasgd_c@1", "dcasgd_c:lamda=2@1"):
+        known.predict(parse(system), 4)
+    assert len(known._paces) == 1
 
 
 def test_an_asynchronous_worker_beside_its_server_waits_for_no_link_of_the_others() -> None:
