@@ -5,8 +5,9 @@ import math
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
+from odsgd.lab.advise.predictions import ITERATIONS
 from odsgd.lab.bench.systems import OURS, System
-from odsgd.virtual.description import PAYLOAD, VirtualCluster
+from odsgd.virtual.description import PAYLOAD, LayerTimes, VirtualCluster
 
 FILE = Path(__file__).with_name("measured.json")
 """scripts/maintain/measured.py writes it."""
@@ -27,6 +28,8 @@ docs/results/weights.md, and their stores."""
 LINKS: Dict[str, Dict[str, Any]] = _MEASURED["links"]
 """By the rate of links in docs/results/weights.md: SSGD's iteration over its computing (`stretch`), and virtual seconds
 to a test loss of 0.2, by store (`seconds`)."""
+
+MOST = ITERATIONS[1]
 
 
 def accuracy(system: System, known: Mapping[str, Sequence[float]]) -> str:
@@ -69,12 +72,21 @@ def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence
         found.append("racks")
     if cluster.compute.draws.kind != "constant" or cluster.compute.speeds:
         found.append("passes that differ from worker to worker")
+    if _rare(cluster.compute):
+        found.append(f"waiting for pauses or failures that come less often than every {MOST} iterations, of which no "
+                     "more are simulated: workers that wait for each other may be slower")
     codecs = {str(system.options.get("codec", "none")) for system in systems} - {"none"}
     found += [f"codec {codec}, which has no time in the profile" for codec in sorted(codecs - set(cluster.codecs))]
     others = sorted({system.name for system in systems} - set(CHECKED["stores"]))
     if others:
         found.append("the stores " + ", ".join(others))
     return found
+
+
+def _rare(compute: LayerTimes) -> bool:
+    """Whether a worker pauses or fails less often than in all iterations that are simulated."""
+    pauses = compute.draws.kind == "pauses" and compute.draws.values[0] > MOST
+    return pauses or (compute.failures is not None and compute.failures[0] > MOST * compute.iteration)
 
 
 def _millions(number: float) -> str:

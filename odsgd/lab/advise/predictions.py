@@ -26,7 +26,9 @@ from kvstore.state import declared
 from odsgd.lab.advise.candidates import placed
 from odsgd.lab.bench.systems import OURS, System
 from odsgd.virtual import times
+from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
+from odsgd.virtual.passes import PassTimes
 from odsgd.virtual.programs import Programs
 
 WARM_UP = 4
@@ -90,6 +92,10 @@ class Oracle:
         self.nbytes = WIRE_DTYPE.itemsize * sum(parameter.size for parameter in parameters)
         self._paces: Dict[Hashable, times.Pace] = {}
 
+    def alone_s(self) -> float:
+        """Seconds of an iteration of one worker alone, on average, with its pauses and failures."""
+        return PassTimes(dataclasses.replace(self.cluster, workers=1), [], self.parameters).mean(of_slowest=True) / NS
+
     def prepare(self, systems: Sequence[System], workers: int, told: Callable[[int, int, str], None]) -> None:
         """Simulate what these need, on all cores where that is much.
 
@@ -114,8 +120,8 @@ class Oracle:
             self._paces[key] = _simulated(arguments)
         pace = self._paces[key]
         iteration = pace.iteration
-        if not job.method.asynchronous:
-            iteration = max(iteration, *pace.loads.values())  # a short run may count less
+        bounds = [pace.loads["passes"]] if job.method.asynchronous else pace.loads.values()
+        iteration = max(iteration, *bounds)  # a short run may count less
         return Prediction(system, workers, iteration, pace.staleness or {job.delay(): 1},
                           self.nbytes * job.worker_arrays(), self.nbytes * job.server_arrays(), pace.loads)
 

@@ -24,7 +24,7 @@ class Advice(NamedTuple):
         profile has no times of that codec, and it is faster
     now : the one that `changes` are told of
     beyond : in what the cluster lies outside of what was checked
-    compute_s : how long the passes of an iteration take
+    compute_s : how long an iteration of one worker alone takes, with its pauses and failures
     """
 
     workers: int

@@ -175,6 +175,17 @@ def test_a_profile_of_a_network_tells_how_long_its_passes_take(tmp_path: Path) -
     assert advice(str(measured), "--stores", "odsgd", "--servers", "1").compute_s == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("compute, alone_s", [
+    ("draws: 'pauses:10:1s'", 0.2), ("draws: 'pauses:600:6s'", 0.11), ("failures: '60s:6s'", 0.11)])
+def test_one_worker_alone_pauses_and_fails_too(tmp_path: Path, compute: str, alone_s: float) -> None:
+    """No number of workers that wait for nobody is more than as many times as fast."""
+    uneven = tmp_path / "uneven.yaml"
+    uneven.write_text(PROFILE.replace("iteration: 100ms", f"iteration: 100ms, {compute}"), encoding="utf-8")
+    said = advice(str(uneven), "--stores", "asgd", "--servers", "auto", "--rate", "10gbit")
+    assert said.compute_s == pytest.approx(alone_s)
+    assert 3.5 < float(re.findall(r"([\d.]+) times one worker alone", report.sentences(said)[0])[0]) <= 4
+
+
 def gains(said: report.Advice) -> Dict[str, float]:
     return dict(said.changes)
 
@@ -255,6 +266,14 @@ def test_links_that_differ_and_racks_were_not_checked() -> None:
     assert knowledge.beyond(of({}), 10 ** 6, 2, coded) == [
         "codec quantize, which has no time in the profile", "the stores delayed"]
     assert knowledge.beyond(of({"codecs": {"quantize": "1ms"}}), 10 ** 6, 2, coded[:1]) == []
+
+
+@pytest.mark.parametrize("compute, rare", [
+    ({"draws": "pauses:600:5s"}, True), ({"draws": "pauses:8:5s"}, False), ({"failures": "60s:5s"}, True),
+    ({"failures": "0.5s:5s"}, False), ({}, False)])
+def test_pauses_and_failures_that_the_simulation_is_too_short_for_are_said(compute: Dict[str, Any], rare: bool) -> None:
+    found = knowledge.beyond(of({"compute": {"iteration": "100ms", **compute}}), 10 ** 6, 2, [parse("odsgd")])
+    assert any("pauses or failures" in what for what in found) == rare
 
 
 def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) -> None:
