@@ -11,7 +11,7 @@ from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from odsgd.config.files import read_cluster
 from odsgd.lab.advise import report
 from odsgd.lab.advise.candidates import candidates, coded_alike, linked
-from odsgd.lab.advise.changes import changes
+from odsgd.lab.advise.changes import NOTHING, changes
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.advise.knowledge import beyond
 from odsgd.lab.advise.predictions import Oracle, Prediction
@@ -91,7 +91,7 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
     slow = 1 < workers <= first.iteration_s / compute_s and "float16" not in oracle.cluster.codecs  # else it is ranked
     system = next(codable, None) if slow else None
     coded = oracle.predict(system, workers) if system else None
-    faster = coded is not None and coded.iteration_s < first.iteration_s
+    faster = coded is not None and coded.rate > first.rate * (1 + NOTHING)
     advice = Advice(workers, predictions, first, coded if faster else None, now,
                     changes(oracle, now, predictions), outside, compute_s)
     say("")

@@ -3,7 +3,7 @@ import json
 import textwrap
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.advise.changes import Change
+from odsgd.lab.advise.changes import NOTHING, Change
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.advise.knowledge import DIGITS, LINKS, MNIST, accuracy, alike
 from odsgd.lab.advise.predictions import Prediction
@@ -92,8 +92,9 @@ def sentences(advice: Advice) -> List[str]:
     if ssgd is not None and odsgd is not None:
         gain_s = ssgd.iteration_s - odsgd.iteration_s
         lines.append(f"OD-SGD takes {_ms(odsgd.iteration_s)} ms an iteration and SSGD {_ms(ssgd.iteration_s)}: "
-                     f"{_ms(gain_s)} ms less, {100 * gain_s / ssgd.iteration_s:.0f} %. The risk: its gradients are "
-                     "a step late; train a control with ssgd to see what that costs.")
+                     f"{_ms(abs(gain_s))} ms {'less' if gain_s >= 0 else 'more'}, "
+                     f"{100 * abs(gain_s) / ssgd.iteration_s:.0f} %. The risk: its gradients are a step late; train a "
+                     "control with ssgd to see what that costs.")
     ways = _ways(advice, worth)
     return [*lines, *([f"Change first: {'; or '.join(ways)}."] if ways else []),
             *([_which(ssgd.iteration_s / advice.compute_s)] if ssgd is not None and advice.workers > 1 else [])]
@@ -118,10 +119,10 @@ def _ways(advice: Advice, worth: bool) -> List[str]:
     if advice.coded is not None:
         ways.append(f"send fewer bytes ({advice.coded.system.name} with --codec float16: "
                     f"{_times_alone(advice, advice.coded):.2f} times one worker alone, if encoding took no time)")
-    elif worth and advice.changes and advice.changes[0].gain > 0.01:
+    elif worth and advice.changes and advice.changes[0].gain > NOTHING:
         ways.append(f"{advice.changes[0]}")
     rarer = advice.predictions[0]
-    if rarer is not advice.first:
+    if rarer.rate > advice.first.rate * (1 + NOTHING):
         every = max(rarer.system.intervals(rarer.workers))
         ways.append(f"exchange less often ({rarer.system.label}, every {every} iterations: "
                     f"{_times_alone(advice, rarer):.2f} times one worker alone; it trains otherwise)")

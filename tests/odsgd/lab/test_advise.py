@@ -235,6 +235,21 @@ def test_of_all_stores_those_that_exchange_less_often_are_told_of_apart(profile:
     assert next(one for one in said.predictions if one.system.name == "eager").mean_staleness == 1
 
 
+def test_nothing_is_said_to_gain_that_gains_nothing(profile: str) -> None:
+    """Passes take 100 ms, and the exchange 0.1; then passes take 1 ms, and the way there and back 40, of any bytes."""
+    first, change = report.sentences(advice(profile, "--model", "50k", "--systems", "asgd,diloco", "--rate", "100gbit"))
+    assert " of the stores that exchange in every iteration, " in first and "exchange less often" not in change
+    Path(profile).write_text(PROFILE.replace("latency: 0", "latency: 20ms"), encoding="utf-8")
+    said = advice(profile, "--model", "50k", "--systems", "ssgd@1", "--rate", "10gbit", "--compute", "1ms")
+    assert report.sentences(said)[0].startswith("Not worth it") and said.coded is None
+
+
+def test_what_od_sgd_loses_is_no_gain(profile: str) -> None:
+    Path(profile).write_text(PROFILE.replace("step: 0", "step: 50ms"), encoding="utf-8")
+    said = report.sentences(advice(profile, "--stores", "ssgd,odsgd", "--servers", "1", "--rate", "10gbit"))[1]
+    assert re.search(r": \d+ ms more, \d+ %\.", said), said
+
+
 def test_what_ties_with_the_fastest_is_ordered_by_staleness_and_then_by_memory(profile: str) -> None:
     """All hide 4 MB behind passes of 100 ms with a server for each worker; `easgd` is as fast, and staler."""
     said = advice(profile, "--systems", "easgd:T=4@4,odsgd@4,delayed@4,ssgd@4", "--rate", "5gbit")
