@@ -265,7 +265,7 @@ class Method:
 
     @classmethod
     def traits(cls, options: Any, num_workers: int) -> Traits:
-        return Traits(in_flight=num_workers if cls.asynchronous else 1)
+        return Traits(in_flight=num_workers if cls.asynchronous and cls.takes == "gradients" else 1)
 
     @classmethod
     def option_names(cls) -> List[str]:

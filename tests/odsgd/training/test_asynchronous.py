@@ -226,6 +226,8 @@ def test_the_effective_step_is_lr_times_workers_over_one_minus_momentum() -> Non
     (8, dict(kvstore="downpour", T=4, lr=0.1), 0.8),
     (8, dict(kvstore="easgd", lr=0.8), 0.8),
     (8, dict(kvstore="eamsgd", lr=0.08), 0.8),
+    (8, dict(kvstore="async_diloco", lr=0.08, momentum=0.9), 0.8),
+    (8, dict(kvstore="decoupled", lr=0.08, momentum=0.9), 0.8),
     (8, dict(kvstore="asgd", lr=0.05, lr_warmup="1epoch", lr_warmup_from=0.1), 0.8),
 ])
 def test_what_is_in_flight_depends_on_the_algorithm(workers: int, options: Dict[str, Any], step: float) -> None:
