@@ -157,7 +157,7 @@ def _rate(over: Sequence[float], period: int) -> float:
 
 
 def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged: int, warm_up: int) -> Dict[int, int]:
-    """Updates by others between a worker's question and its next push: tau -> pushes, over all buckets.
+    """Updates between a worker's last fetch and its push: tau -> pushes, over all buckets.
 
     orders : the workers whose questions reached each bucket's rule, one after another
     every : iterations between pushes, between fetches
@@ -176,7 +176,8 @@ def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged:
                 if t > warm_up:
                     taus[pushed // averaged - seen[m]] += 1
                 pushed += 1
-            seen[m] = pushed // averaged
+            if t % every[1] == 0:
+                seen[m] = pushed // averaged
     return dict(sorted(taus.items()))
 
 

@@ -346,6 +346,7 @@ def test_staleness_counts_what_others_have_updated_meanwhile() -> None:
     assert times.staleness([[0, 1, 1, 0, 1, 0]], (1, 1), 1, 0) == {0: 2, 1: 2, 2: 1}, "until worker 1 is through"
     assert times.staleness([[0, 1, 1, 0, 1, 0]], (1, 1), 2, 0) == {0: 3, 1: 2}
     assert times.staleness([[0, 1, 0, 1, 0, 1, 0, 1]], (2, 1), 1, 0) == {0: 2, 1: 1}, "fetch, push, fetch, push"
+    assert times.staleness([[0] * 8], (1, 4), 1, 0) == {0: 2, 1: 2, 2: 2, 3: 2}, "its own since it has fetched"
     assert simulated("asgd", workers=4, compute={"iteration": "30s"}).staleness.keys() == {3}
     softsync = simulated("softsync", {"n": 2}, workers=4, compute={"iteration": "30s"}).staleness
     assert sum(tau * count for tau, count in softsync.items()) == 1.5 * sum(softsync.values())
