@@ -120,7 +120,10 @@ class AsyncDiLoCo(DiLoCo):
     @classmethod
     def of_worker(cls, options: Any, worker_rank: int) -> Any:
         v = options.dylu
-        return replace(options, H=max(1, int(options.H * v[worker_rank] / max(v)))) if v else options
+        if not v:
+            return options
+        steps = round(options.H * v[worker_rank] / max(v), 6)  # 24 x 0.7 / 0.7 is 23.999... in floats
+        return replace(options, H=max(1, int(steps)))
 
     @classmethod
     def outer_sgd(cls, options: Any) -> Optional[Tuple[float, float]]:
