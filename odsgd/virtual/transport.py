@@ -227,12 +227,14 @@ class VirtualSession(Session):
     def _come_back(self) -> None:
         """Begin anew at the servers' weights, as a worker would that had joined in the place of this one."""
         self.transport.stage.comes_back(self.transport.worker_rank)
+        self._use_inner(self.optimizer if self.local_optimizer is not None else None)  # its steps begin anew, too
         for bucket in self.buckets:
             worker = self.workers[bucket.id]
             worker.wait()
             servers: Any = self.weights_holder
             own = self.w_local[bucket.id] = servers.fetch(bucket, worker.last_exchange.untaken()).result().copy()
             worker.last_exchange, worker.begun = Pending(own), self.step.t
+            worker.local_optimizer = self._local_step(bucket, own)
             worker.start(own)
 
     def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:

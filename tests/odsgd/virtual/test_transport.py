@@ -132,6 +132,28 @@ def test_a_worker_that_fails_comes_back_with_the_servers_weights(store: str, fou
     assert going[:3] == pytest.approx([4.9, 4.8, 4.7]) and late > 1 > early
 
 
+@pytest.mark.parametrize("name, settings", [("sgd", {"momentum": 0.9}), ("adam", {})])
+def test_a_worker_that_comes_back_begins_its_own_steps_anew(name: str, settings: Dict[str, Any]) -> None:
+    """Neither has sent anything when it fails in its third step, so it is back at the first weights."""
+    stage = VirtualStage(of({"workers": 2, "links": {"goodput": "10mbit"}, "compute": {"iteration": "5ms"}}))
+
+    def work(transport: Any) -> List[float]:
+        made = kvstore.create("async_diloco", transport, H=40)
+        made.set_optimizer(mx.optimizer.create(name, learning_rate=0.1, **settings))
+        w, path = mx.nd.ones(3) * 5, []
+        made.broadcast(0, w, w)
+        made.begin()
+        assert stage.simulation is not None
+        stage.simulation.passes.away = lambda m, t: 10 ** 6 * ((m, t) == (0, 3))  # type: ignore[method-assign]
+        for t in range(5):
+            made.pushpull(0, mx.nd.ones(3) * (t % 3 + 1), out=w)
+            path.append(float(w.asnumpy()[0]))
+        return path
+
+    failing, _ = stage.run(work)
+    assert failing[3:] == failing[:2] and failing[2] < failing[1]
+
+
 @pytest.mark.parametrize("store", ["ssgd", "odsgd", "sasgd", "pipesgd"])
 def test_a_synchronous_method_has_the_same_bits_whatever_the_times(store: str) -> None:
     path, _, seconds = trained(store)
