@@ -110,11 +110,11 @@ def _lines(method: Type[Method], floats: int) -> float:
     buckets = [_bucket(number, floats) for number in _copies(floats)]
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
     every = max(method.intervals(options))
-    share = 1 / every if method.takes == "weights" else 1.0  # of the iterations has one
+    due = [t for t in range(every + 1, 2 * every + 1) if method.due(options, t, 0)]  # what it asked for comes later
     holder = recorder(buckets, ring, answer)
     workers = [recorded(method, options, 2, bucket, holder, mx.nd.ones(floats), ring) for bucket in buckets]
-    return _timed([_iterated(worker, grad, itertools.count(t, every)) for t in range(1, every + 1)
-                   for worker in workers if method.due(options, t, 0)]) * share
+    return _timed([_iterated(worker, grad, itertools.count(t, every)) for t in due for worker in workers]
+                  ) * len(due) / every
 
 
 def _iterated(worker: Any, grad: NDArray, ts: Iterator[int]) -> Callable[[], Any]:

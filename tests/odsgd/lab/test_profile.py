@@ -4,11 +4,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import pytest
 import yaml
 
+from kvstore import methods
 from odsgd.cli import main
 from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig
@@ -91,6 +92,19 @@ def test_options_of_a_job_do_not_keep_one_worker_from_measuring(monkeypatch: pyt
     config = TrainConfig.from_flags(["--dataset", "digits", "--kvstore", *flags.split()])
     assert set(processor.of_worker(config)) == {"gather", "step", "scatter"}
     assert config.kvstore in processor.of_server(config)
+
+
+@pytest.mark.parametrize("store, turns", [("decoupled", 3 / 24), ("diloco", 1 / 100), ("easgd", 1), ("odsgd", 1)])
+def test_a_stores_own_lines_count_as_often_as_they_run(monkeypatch: pytest.MonkeyPatch, store: str, turns: float
+                                                       ) -> None:
+    """Of a round of `decoupled` it sends, asks what came of it, and applies that."""
+    def each_one(operations: Sequence[Callable[[], Any]]) -> float:
+        for operation in operations:
+            operation()
+        return 1.0
+
+    monkeypatch.setattr(processor, "_timed", each_one)
+    assert processor._lines(methods.find(store), 256) == turns
 
 
 @pytest.mark.parametrize("flags, message", [
