@@ -13,6 +13,14 @@ from kvstore.engine.engine import NDArray
 from kvstore.optimizers.formulas import Formula, State
 
 
+def move_to(mean: np.ndarray, g: np.ndarray, share: float) -> None:
+    """mean <- mean + share (g - mean), as `torch.lerp`: from the nearer end, so that nothing large cancels."""
+    if share < 0.5:
+        mean += share * (g - mean)
+    else:
+        np.subtract(g, (1 - share) * (g - mean), out=mean)
+
+
 class TorchFormula(Formula):
     """g <- g + wd w;  w <- w - `move`: what all of them but AdamW have."""
 
@@ -62,7 +70,7 @@ class Adam(TorchFormula):
 
     def move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
         m, v = state["exp_avg"], state["exp_avg_sq"]
-        m += (1 - self.beta1) * (g - m)
+        move_to(m, g, 1 - self.beta1)
         v *= self.beta2
         v += (1 - self.beta2) * g * g
         norm = np.sqrt(v)
@@ -100,7 +108,7 @@ class RMSprop(TorchFormula):
         s += (1 - self.alpha) * g * g
         if self.centered:
             a = state["grad_avg"]
-            a += (1 - self.alpha) * (g - a)
+            move_to(a, g, 1 - self.alpha)
             s = s - a * a
         d = g / (np.sqrt(s) + np.float32(self.eps))
         if self.momentum:

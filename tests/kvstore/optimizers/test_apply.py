@@ -215,3 +215,12 @@ def test_a_step_that_is_left_out_does_not_count_in_the_correction_of_adam() -> N
         return float(w.asscalar())
 
     assert walk(0.5, np.nan, 0.25) == walk(0.5, 0.25)
+
+
+@pytest.mark.parametrize("formula, name", [
+    (torch_formulas.Adam(beta1=0.0), "exp_avg"), (torch_formulas.RMSprop(alpha=0.0, centered=True), "grad_avg")])
+def test_a_mean_that_forgets_all_is_the_gradient_however_large_it_was(formula: torch_formulas.TorchFormula,
+                                                                      name: str) -> None:
+    state = {each: np.full(1, 1e8, np.float32) for each in formula.names()}
+    formula.move(np.ones(1, np.float32), state, 0.1, 2)
+    assert state[name].tolist() == [1.0]
