@@ -1,5 +1,5 @@
 """DiLoCo and its other forms: paths worked out by hand, the identities that tie them together, and what goes on."""
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -204,7 +204,7 @@ def test_a_run_that_stops_between_two_exchanges_goes_on_to_the_same_bits(name: s
 
 @pytest.mark.parametrize("H, dylu, steps", [(24, (0.7, 0.7), [24, 24]), (24, (0.4, 0.3), [24, 18]),
                                             (500, (1.1, 0.55), [500, 250]), (10, (3.0, 2.0, 0.1), [10, 6, 1])])
-def test_the_fastest_worker_takes_all_steps_and_others_their_share(H: int, dylu: Sequence[float],
+def test_the_fastest_worker_takes_all_steps_and_others_their_share(H: int, dylu: Tuple[float, ...],
                                                                    steps: List[int]) -> None:
     options = AsyncDiLoCo.Options(H=H, dylu=dylu)
     assert [AsyncDiLoCo.of_worker(options, rank).H for rank in range(len(dylu))] == steps

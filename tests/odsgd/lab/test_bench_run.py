@@ -174,7 +174,8 @@ def test_as_many_iterations_as_fill_the_time_asked_for() -> None:
 
 
 def test_whole_periods_are_measured_of_what_sends_every_so_many_iterations() -> None:
-    asked, stints = config("--systems", "ssgd,sasgd:T=10,diloco,diloco:H=20", "--compute", "400ms"), {}
+    asked = config("--systems", "ssgd,sasgd:T=10,diloco,diloco:H=20", "--compute", "400ms")
+    stints: Dict[str, Dict[str, Any]] = {}
 
     def launch(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
         job = json.loads(Path(command[-1]).read_text())
