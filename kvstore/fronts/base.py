@@ -15,7 +15,7 @@ import numpy as np
 from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ConfigError, KVStoreError, ProtocolError, StoreClosedError, shown
 from kvstore.fronts import sums
-from kvstore.job import agreement, ending, environment
+from kvstore.job import ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES
 from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods.common import Options
@@ -336,7 +336,6 @@ class FrontEnd:
 
     def _open(self, lanes: List[Any]) -> None:
         """Train by these lanes: begin at their weights, or at the loaded state. Collective; waits."""
-        agreement.check(self.session.transport, "the saved state that they go on from", self._moment())
         if self._saved is None:
             by_id = {lane.bucket.id: lane for lane in lanes}
             self.session.begin(lambda bucket: by_id[bucket.id].weights())

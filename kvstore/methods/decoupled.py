@@ -54,6 +54,8 @@ from kvstore.methods.quorum import QuorumRule, check_logs
 from kvstore.options import PATH, integer, option
 from kvstore.options import name as one_of
 
+LONG_GRACE = 5
+"""Steps with which a small quorum has learned."""
 FRAGMENTS = 24
 
 
@@ -150,6 +152,15 @@ class Decoupled(DiLoCo):
     def check(self) -> None:
         if self.options.quorum > self.num_workers:
             raise ConfigError(f"quorum is {self.options.quorum}, and the job has {self.num_workers} workers")
+
+    def advice(self) -> Optional[str]:
+        quorum, grace = self.options.quorum, self.options.grace
+        if self.num_workers <= 2 or 2 * quorum >= self.num_workers or grace >= LONG_GRACE:
+            return super().advice()
+        return (f"`decoupled` with a quorum of {quorum} and a grace of {grace} steps may diverge with "
+                f"{self.num_workers} workers: a push may be a round of its own, so that the weights move by lr_outer for "
+                f"each worker; give a quorum of half of the workers, or a grace of {LONG_GRACE} "
+                "(docs/results/weights.md)")
 
     def check_buckets(self, buckets: Collection[int]) -> None:
         if self.options.replay:

@@ -224,7 +224,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         what = f"parameter {next(iter(values))}" if len(values) == 1 else "their parameters"
         parameters = {key: self._keyed[key].parameter for key in values}
         agreement.check(self.session.transport, what, [*(f"parameter {key} shape {one.shape} {one.dtype}"
-                                                         for key, one in parameters.items()), *self._moment()[:1]])
+                                                         for key, one in parameters.items()), *self._moment()])
         if self._saved is not None:
             return
         sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}

@@ -369,6 +369,7 @@ class TorchStore(FrontEnd):
         return arrays, meta
 
     def _open(self, lanes: List[TensorLane]) -> None:
+        agreement.check(self.session.transport, "the saved state that they go on from", self._moment())
         arrays = {} if self._saved is None else self._saved[0]
         for lane in lanes:
             if f"rest/{lane.bucket.first.name}" in arrays:

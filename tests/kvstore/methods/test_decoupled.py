@@ -52,6 +52,15 @@ def test_rounds_of_all_with_the_mean_are_streaming_diloco(workers: int, options:
         np.testing.assert_allclose(one[1], other[1], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("workers, options, warns", [
+    (4, {}, True), (8, {"quorum": 3}, True), (2, {}, False), (8, {"quorum": 4}, False),
+    (4, {"delay": 6, "grace": 5}, False)])
+def test_a_small_quorum_that_is_known_to_diverge_is_told(workers: int, options: Dict[str, Any], warns: bool) -> None:
+    said = Decoupled(Decoupled.Options(momentum_outer=0.9, **options).in_iterations(), workers).advice()
+    assert (said is not None) is warns
+    assert not warns or f"may diverge with {workers} workers" in str(said)
+
+
 def test_rda_has_the_mean_length_in_the_mean_direction() -> None:
     equal, half = np.array([3, 4], np.float32), [np.float32(0.5)] * 2
     np.testing.assert_allclose(rda(half, [equal, equal]), equal, rtol=1e-6)
