@@ -32,6 +32,7 @@ class Keyed:
 
     def __init__(self, parameter: Parameter, weights: List[NDArray]) -> None:
         self.parameter, self.weights = parameter, weights
+        self.own: Optional[NDArray] = None  # of the weights, one that no script can write
         self.grads: List[NDArray] = []
         self._dense: List[NDArray] = []
 
@@ -92,6 +93,12 @@ class Lane:
             self._weights = self._layers([one.weights for one in self.keyed])
             self._scattering = [engine.CachedById(self._scatterer, FLATS) for _ in self._weights]
         self.scatter(flat, self._weights)
+
+    def show_one(self, flat: NDArray, key: Any, out: NDArray) -> None:
+        """The weights in `flat` of one key, in an array of its shape."""
+        whole = out.reshape(-1)
+        self._scatterer(flat, [(segment, whole[segment.start:segment.stop]) for segment in self.bucket.segments
+                               if segment.parameter.key == key])()
 
     def gather(self, grads: List[Layer], scale: float, out: NDArray) -> NDArray:
         """The sum over devices, times `scale`, in `out`, which the caller keeps alive."""

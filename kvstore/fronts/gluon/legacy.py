@@ -40,6 +40,14 @@ class LegacyStore(Store):
             values = [as_list(its)[0].tostype("default") for _, its in each(key, value)]
             keys = [one for one, _ in each(key, value)]
             self.broadcast(keys, values, out=[its.copy() for its in values])
+            for one in keys:
+                self._keyed[one].own = self._keyed[one].weights[0]
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        super().broadcast(key, value, out)
+        if self.session.optimizer is None:  # what it adds up has no place in arrays of the script's
+            for one, _ in each(key, out):
+                self._keyed[one].weights = [array.copy() for array in self._keyed[one].weights]
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Hand in the gradients of `key`, one array per device. An iteration begins once all keys have theirs.
@@ -99,12 +107,15 @@ class LegacyStore(Store):
         self._check_usable()
         self._share()
         for one, outs in each(key, out):
-            weights = self._known(one).weights
-            others = [array for array in as_list(outs) if not any(array is mine for mine in weights)
-                      and not (ignore_sparse and array.stype != "default")]
-            self._check_updated("pull", one, others)
-            for array in others:
-                weights[0].copyto(array)
+            arrays = [array for array in as_list(outs) if not (ignore_sparse and array.stype != "default")]
+            if one in self._handed:
+                weights = self._known(one).weights
+                arrays = [array for array in arrays if not any(array is mine for mine in weights)]
+            self._check_updated("pull", one, arrays)
+            for array in arrays:
+                weight = self._weight(one, array)
+                if weight is not array:
+                    weight.copyto(array)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Write the rows `row_ids` of `key` after the last whole iteration into `out`, row-sparse arrays."""
@@ -114,11 +125,27 @@ class LegacyStore(Store):
         self._share()
         for one, outs, rows in each(key, out, row_ids):
             self._check_updated("row_sparse_pull", one, as_list(outs))
-            weight, arrays = self._known(one).weights[0], as_list(outs)
-            ids = as_list(rows)
+            weight, arrays, ids = self._weight(one), as_list(outs), as_list(rows)
             with mx.autograd.pause():  # as `init`
                 for array, wanted in zip(arrays, ids if len(ids) == len(arrays) else ids * len(arrays)):
                     _rows(weight, np.unique(wanted.asnumpy())).copyto(array)
+
+    def _weight(self, key: Any, out: Optional[NDArray] = None) -> NDArray:
+        """What the store has for `key`, or shows now: in an array of its own, in `out` if it can lie there, or in a new
+        one. The script may have written something else into those that it has given.
+        """
+        known = self._known(key)
+        first = known.weights[0]
+        if first is known.own or key not in self._lanes_of:
+            return first
+        shape, dtype = known.parameter.shape, known.parameter.dtype
+        if out is None or (out.stype, out.shape, np.dtype(out.dtype).name) != ("default", shape, dtype):
+            out = mx.nd.empty(shape, first.context, dtype)
+        for lane in self._lanes_of[key]:
+            flat = self._shown[-1].weights[self.lanes.index(lane)] if self._shown else \
+                self.session.w_local[lane.bucket.id]
+            lane.show_one(flat, key, out)
+        return out
 
     def _barrier(self) -> None:
         self.barrier()

@@ -80,6 +80,43 @@ def test_a_store_without_an_optimizer_adds_up_what_workers_push(reduction: str, 
     Stage(WORKERS).run(worker)
 
 
+def test_arrays_of_the_script_are_not_the_stores() -> None:
+    """As in MXNet: gradients that are summed, or weights that the script overwrites, change no value of the store."""
+    def summed(transport: Any) -> None:
+        store, w = kvstore.create("ssgd", transport=transport), mx.nd.full(3, 10 + transport.worker_rank)
+        store.broadcast("w", w, out=w)
+        grad = gradient(store, (3,))
+        store.pushpull("w", grad, out=grad)
+        assert is_everywhere(w, 10) and is_everywhere(grad, MEAN)
+        w[:] = 7
+        store.pull("w", out=w)
+        assert is_everywhere(w, MEAN)
+
+    Stage(WORKERS).run(summed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_pull_brings_the_stores_weights_back(dtype: str) -> None:
+    """Of a key in one bucket, and of one in several."""
+    def check(store: LegacyStore) -> None:
+        shapes = {"small": (5, 3), "large": (700, 200)}
+        w = {key: mx.nd.ones(shape, dtype=dtype) for key, shape in shapes.items()}
+        store.broadcast("small", w["small"], out=w["small"])
+        store.init("large", w["large"])
+        grads = [gradient(store, shape, dtype) for shape in shapes.values()]
+        store.push("small", grads[0])
+        store.pushpull("large", grads[1])  # where the weights are to be, too
+        for array in (*w.values(), *grads):
+            array[:] = 7
+        rows = mx.nd.sparse.zeros("row_sparse", shapes["large"], dtype=dtype)
+        store.row_sparse_pull("large", out=rows, row_ids=mx.nd.array([699]))
+        assert is_everywhere(rows.data, 1 + MEAN)
+        store.pull(list(w), out=list(w.values()))
+        assert all(is_everywhere(array, 1 + MEAN) for array in w.values())
+
+    on_workers(check)
+
+
 @pytest.mark.parametrize("pushed, others", [(2 ** 24 + 1, 0), (2 ** 23, 2 ** 23), (2 ** 24, -1)])
 def test_whole_numbers_that_single_precision_does_not_hold_are_refused(pushed: int, others: int) -> None:
     def worker(transport: Any) -> None:
