@@ -196,7 +196,7 @@ class FrontEnd:
     @property
     def shows_own(self) -> bool:
         """Whether parameters may hold this worker's own weights now, and not the global ones."""
-        return bool(self.lanes) and not self._closed and not self._shown and self._keeps_own
+        return bool(self.lanes) and not self._shown and self._keeps_own
 
     @property
     def _keeps_own(self) -> bool:

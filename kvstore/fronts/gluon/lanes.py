@@ -6,6 +6,7 @@ slower on a CPU. It also understands arrays that oneDNN keeps in a layout of its
 scramble.
 """
 import functools
+import operator
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -27,6 +28,10 @@ def _copy_each(sources: List[NDArray], targets: List[NDArray]) -> None:
         source.copyto(target)
 
 
+def _same(ours: Sequence[NDArray], theirs: Sequence[NDArray]) -> bool:
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
+
+
 class Keyed:
     """One key as the caller knows it: its arrays, one per device."""
 
@@ -36,11 +41,19 @@ class Keyed:
         self.grads: List[NDArray] = []
         self._dense: List[NDArray] = []
 
-    def check(self, grads: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
+    def use(self, grads: Sequence[NDArray], weights: Sequence[NDArray]) -> bool:
+        """Whether the caller's arrays are others than before; ConfigError if they cannot be this parameter's."""
+        if _same(self.grads, grads) and _same(self.weights, weights):
+            return False
         for one, what in [*((one, "gradient") for one in grads), *((one, "array for the weights") for one in weights)]:
             if one.size != self.parameter.size:
                 raise ConfigError(f"the {what} of {self.parameter.name} has the shape {one.shape}, expected "
                                   f"{self.weights[0].shape}")
+            if self.parameter.dtype == WIRE_DTYPE != one.dtype:
+                raise ConfigError(f"the {what} of {self.parameter.name} is {np.dtype(one.dtype)}, and was "
+                                  f"{WIRE_DTYPE} before; after you cast a network, make a new store and a new trainer")
+        self.grads, self.weights = list(grads), list(weights)
+        return True
 
     def dense(self, grads: Sequence[NDArray]) -> List[NDArray]:
         """Row-sparse gradients, with all rows: always in the same arrays."""

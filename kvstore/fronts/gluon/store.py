@@ -8,7 +8,6 @@ algorithm; the last layer's go first, since its gradients appear first:
 """
 import functools
 import json
-import operator
 import types
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type
@@ -25,7 +24,6 @@ from kvstore.fronts.gluon.waits import Waits
 from kvstore.job import agreement
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Parameter, by_layer
-from kvstore.messages.codecs import THRESHOLD
 from kvstore.messages.seam import Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
@@ -94,8 +92,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         for name in compression_params:
             if name not in ours:
                 raise unknown("entry of compression_params", name, ours)
-        # Not all codecs have a threshold.
-        self.session.change({ours[name]: value for name, value in compression_params.items() if value != THRESHOLD})
+        self.session.change({ours[name]: value for name, value in compression_params.items()})
 
     def scale_by(self, scaler: Any) -> None:
         """Leave out iterations in which a gradient of some worker overflows, and tell this scaler of MXNet's.
@@ -169,6 +166,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             batch.check(rows, self.name, self.num_workers, self._share_of_an_example(optimizer))
         self._share()
         self._take_over()
+        for key, known in self._keyed.items():  # an optimizer may have come after its key
+            known.parameter = self._describe(key, known.parameter)
         lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                  for bucket in self.session.plan(by_layer(self._trainable()))]
         for lane in lanes:
@@ -200,7 +199,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def holds_own(self, names: Iterable[str]) -> bool:
         """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
         mine = {known.parameter.name for known in self._keyed.values()} - self._passed_on
-        return self.shows_own and not mine.isdisjoint(names)
+        return self.shows_own and not mine.isdisjoint(names) and not self._was_set()
 
     # -- the first step ------------------------------------------------------------------------------------------
 
@@ -217,9 +216,15 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _share(self) -> None:
         """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
-        values, self._unshared = self._unshared, {}
+        values = self._unshared
         if not values:
             return
+        names = [known.parameter.name for known in self._keyed.values()]
+        if len(set(names)) < len(names):
+            name = max(names, key=names.count)
+            raise ConfigError(f"{names.count(name)} keys of this `{self.name}` store have the name {name}, and what is "
+                              "saved goes by names; take other keys (3 and \"3\" are one name)")
+        self._unshared = {}
         mx.nd.waitall()  # where a graph is static, its BatchNorm's statistics may come after their arrays are said to
         what = f"parameter {next(iter(values))}" if len(values) == 1 else "their parameters"
         parameters = {key: self._keyed[key].parameter for key in values}
@@ -284,12 +289,22 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _own_weights(self) -> List[NDArray]:
         self._check_not_set()
+        if self._passed_on:
+            raise ConfigError(f"global weights of this `{self.name}` store, which are old: another store has trained "
+                              f"{min(self._passed_on)} since; ask that one, or ask this one before the other's first "
+                              "step")
+        for key, its in self._named().items():  # reset_ctx and others give a network new arrays
+            if key in self._lanes_of and its._stype == "default":
+                self._use(key, self._keyed[key].grads, its.list_data())
         return super()._own_weights()
 
-    def _check_not_set(self) -> None:
-        """ConfigError if the script has written other weights into the network."""
+    def _was_set(self) -> bool:
+        """Whether the script has written other weights into the network."""
         trainer = self._trainer()
-        if trainer is not None and not trainer._kv_initialized and trainer._optimizer is self.session.optimizer:
+        return trainer is not None and not trainer._kv_initialized and trainer._optimizer is self.session.optimizer
+
+    def _check_not_set(self) -> None:
+        if self._was_set():
             raise ConfigError("a trainer's parameters were set after the first step (set_data, load_parameters); the "
                               "global weights cannot be: make a new store and a new trainer")
 
@@ -324,8 +339,9 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         """ConfigError if the script has changed what the servers got before the first step."""
         now = {**optimizers.settings(optimizer),
                **{one.name: (one.lr_mult, one.wd_mult) for one in self._named().values()}}
-        had, self._settings = self._settings or now, now
+        had = self._settings = self._settings or now
         if had != now:
+            self._handed.clear()
             what = next(name for name in now if had.get(name) != now[name])
             raise ConfigError(f"iteration {self.iteration + 1} has not taken place: the optimizer's settings have "
                               f"changed, {what} from {had.get(what)} to {now[what]}. Servers keep those of the first "
@@ -411,8 +427,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         return self._keyed[key]
 
     def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
-        known, lanes = self._known(key), self._lanes_of.get(key)
-        if lanes is None:
+        known = self._known(key)
+        if key not in self._lanes_of:
             raise ConfigError(f"pushpull of {known.parameter.name}, which had no gradient in the first step (grad_req "
                               "`null`); to train it from now on, make a new store and a new trainer")
         if key in self._handed:
@@ -420,10 +436,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._handed.add(key)
         if grads[0].stype != "default":
             grads = known.dense(grads)
-        if not _same(known.grads, grads) or not _same(known.weights, weights):
-            known.check(grads, weights)
-            known.grads, known.weights = list(grads), list(weights)
-            for lane in lanes:
+        self._use(key, grads, weights)
+
+    def _use(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
+        if self._keyed[key].use(grads, weights):
+            for lane in self._lanes_of[key]:
                 lane.forget()
 
     def _twice(self, name: str) -> Exception:
@@ -478,10 +495,6 @@ def each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:
 
 def as_list(value: Any) -> List[NDArray]:
     return [value] if isinstance(value, mx.nd.NDArray) else value
-
-
-def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:
-    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 scaling.teach(mx.gluon.Trainer, Store)

@@ -95,6 +95,32 @@ def test_arrays_of_the_script_are_not_the_stores() -> None:
     Stage(WORKERS).run(summed)
 
 
+@pytest.mark.parametrize("order", ["optimizer first", "keys first", "another optimizer"])
+def test_multipliers_are_those_that_the_optimizer_has_at_the_first_step(order: str) -> None:
+    """MXNet's tutorial calls `init` before `set_optimizer`: w - lr lr_mult (g + wd wd_mult w), no decay of a bias."""
+    def check(transport: Any) -> None:
+        store, keys = kvstore.create("ssgd", transport=transport), [0, 1]
+        optimizer = mx.optimizer.SGD(learning_rate=1.0, wd=0.5, param_idx2name={0: "a_weight", 1: "a_bias"})
+        optimizer.set_lr_mult({0: 0.5})
+        if order != "keys first":
+            store.set_optimizer(optimizer if order == "optimizer first" else mx.optimizer.SGD())
+        store.init(keys, [mx.nd.ones(1), mx.nd.ones(1)])
+        if order != "optimizer first":
+            store.set_optimizer(optimizer)
+        outs = [mx.nd.zeros(1), mx.nd.zeros(1)]
+        store.pushpull(keys, [mx.nd.ones(1), mx.nd.ones(1)], out=outs)
+        assert [out.asscalar() for out in outs] == [1 - 0.5 * 1.5, 0.0]
+
+    Stage(1).run(check)
+
+
+def test_keys_of_one_name_are_refused() -> None:
+    """Saved states would hold only one of them."""
+    store = kvstore.create("ssgd", transport=Stage(1).worker(0))
+    with pytest.raises(ConfigError, match="2 keys of this `ssgd` store have the name 3, and what is saved goes by nam"):
+        store.init([3, "3"], [mx.nd.ones(1), mx.nd.ones(1)])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_pull_brings_the_stores_weights_back(dtype: str) -> None:
     """Of a key in one bucket, and of one in several."""

@@ -525,6 +525,40 @@ def test_weights_that_are_set_after_the_last_step_are_not_taken_for_the_global_o
     assert float(net.weight.data().asnumpy()[0, 0]) == 1.0
 
 
+@pytest.mark.parametrize("renew", [lambda net: net.collect_params().reset_ctx(mx.cpu(1)),
+                                   lambda net: net.initialize(mx.init.One(), force_reinit=True)])
+def test_global_weights_are_shown_in_the_arrays_that_a_network_has_now(renew: Callable[[Any], None]) -> None:
+    store = kvstore.create("odsgd", Stage(1).worker(0), warmup=0, lr_local=0.5)
+    net, _, step = stepping(store, learning_rate=0.25)
+    step()
+    renew(net)
+    with store.global_weights():
+        assert net.weight.list_data()[0].asscalar() == 3.75
+    assert net.weight.list_data()[0].asscalar() == 3.5
+
+
+def test_a_network_that_was_cast_after_the_first_step_asks_for_a_new_store() -> None:
+    store = kvstore.create("local")
+    net, _, step = stepping(store)
+    step()
+    net.cast("float16")
+    said = f"the array for the weights of {net.weight.name} is float16, and was float32 before; after you cast"
+    with pytest.raises(ConfigError, match=said):
+        store.global_weights().__enter__()
+
+
+@pytest.mark.parametrize("saved_first", [False, True])
+def test_a_closed_store_leaves_own_weights_of_which_a_script_that_saves_them_is_told(saved_first: bool) -> None:
+    """Unless it has loaded what it saved as the global ones."""
+    store = kvstore.create("odsgd", Stage(1).worker(0), warmup=0)
+    net, _, step = stepping(store)
+    step()
+    store.close()
+    if saved_first:
+        net.weight.set_data(mx.nd.ones((1, 1)))
+    assert store.holds_own([net.weight.name]) != saved_first
+
+
 def test_two_trainers_of_one_store_are_told_apart() -> None:
     store = kvstore.create("local")
     net, _, step = stepping(store)
@@ -548,6 +582,9 @@ def test_a_store_that_takes_a_network_over_tells_what_is_lost(capfd: pytest.Capt
         trained(net, store)[1]()
         assert ("another store, `easgd`, has trained this network" in capfd.readouterr().err) == lost
     assert not stores[1].holds_own([net.weight.name]) and stores[1].shows_own
+    with pytest.raises(ConfigError, match=f"^global weights of this `easgd` store, which are old: another store has "
+                                          f"trained {net.weight.name} since"):
+        stores[1].global_weights().__enter__()
     easgd = kvstore.create("easgd", Stage(1).worker(0))
     net, _, step = stepping(easgd)
     step()
@@ -587,9 +624,21 @@ def test_settings_that_change_after_the_first_step_are_told(change: Callable[[An
     trainer.set_learning_rate(0.25)
     step()
     change(net, trainer)
-    with pytest.raises(ConfigError, match=f"^iteration 3 has not taken place: the optimizer's settings have changed, "
-                                          f"{said}"):
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"^iteration 3 has not taken place: the optimizer's settings have "
+                                              f"changed, {said}"):
+            step()
+
+
+def test_a_step_that_settings_have_broken_off_is_taken_with_the_optimizer_that_is_given_then() -> None:
+    store = kvstore.create("local")
+    _, trainer, step = stepping(store, learning_rate=0.5)
+    step()
+    trainer.optimizer.wd = 0.5
+    with pytest.raises(ConfigError, match=r"give a new optimizer to store\.set_optimizer"):
         step()
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, wd=0.5))
+    assert step() == 3.5 - 0.5 * (1 + 0.5 * 3.5)
 
 
 def test_global_weights_before_the_first_step_are_those_of_worker_0_and_none_takes_a_step_inside() -> None:
@@ -683,6 +732,11 @@ def test_gradient_compression_of_mxnet_is_a_codec() -> None:
         seen.append(net.weight.data().asscalar())
     assert seen == [1.0, 0.75, 0.75, 0.5]  # of every two gradients one is sent, as large as both
     assert (store.options.codec, store.options.codec_threshold) == ("2bit", 0.25)
+    again = kvstore.create("ssgd", Stage(1).worker(0), codec="2bit", codec_threshold=0.25)
+    for compression, threshold in (({"type": "2bit", "threshold": 0.5}, 0.5), ({"type": "2bit", "threshold": 2.0}, 2.0),
+                                   ({"type": "none", "threshold": 0.5}, 0.5)):
+        again.set_gradient_compression(compression)
+        assert (again.options.codec, again.options.codec_threshold) == (compression["type"], threshold)
     with pytest.raises(ConfigError, match="set_gradient_compression after the first step; make a new store"):
         store.set_gradient_compression({"type": "1bit"})
     (arrays, _), counted = store.worker_state(), store.memory()
