@@ -136,7 +136,7 @@ def check_settings(optimizer: Optimizer, saved: Dict[str, Any], whose: str) -> N
     for name in sorted(given & {*mine} & {*saved}):
         if mine[name] != saved[name]:
             raise ConfigError(f"the saved state is of {whose} with {name} {saved[name]}, and this store's has "
-                              f"{mine[name]}; make the store with the options that it had")
+                              f"{mine[name]}; make it as it was when the state was saved")
 
 
 def kind_of(path: str) -> str:

@@ -160,10 +160,11 @@ def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
     does not go with them.
     """
     arrays, facts, names = saved[0], *_facts_and_names(saved)
+    if not session.method.update_decays:  # its workers do, whatever saved this
+        facts = {label: _without_decay(one) for label, one in facts.items()}
+    whose = "a trainer's optimizer" if session.outer is None else "an outer optimizer"
     for label, one in facts.items():
-        _check_fits(session.global_optimizer, one, names[label])
-        if session.outer is not None:  # a trainer's optimizer comes back as it was saved, as in Gluon
-            described.check_settings(session.outer, one["optimizer"]["settings"], "an outer optimizer")
+        _check_fits(session.global_optimizer, one, names[label], whose)
     alike = {label: [one.get("rule"), names[label]] for label, one in facts.items()}
     first = next(iter(facts.values()))
     anew = "rule" not in first  # `optimizer_alone`
@@ -179,8 +180,15 @@ def _facts_and_names(saved: Saved) -> Tuple[Dict[str, Any], Dict[str, List[str]]
     return {label: one for label, one in saved[1].items() if label != "arrays"}, saved[1]["arrays"]
 
 
-def _check_fits(optimizer: described.Optimizer, facts: Dict[str, Any], arrays: List[str]) -> None:
-    """ConfigError if the state is of an optimizer of another kind, or with other arrays."""
+def _without_decay(facts: Dict[str, Any]) -> Dict[str, Any]:
+    settings = {name: value for name, value in facts["optimizer"]["settings"].items() if name != "wd"}
+    return {**facts, "optimizer": {**facts["optimizer"], "settings": settings}}
+
+
+def _check_fits(optimizer: described.Optimizer, facts: Dict[str, Any], arrays: List[str], whose: str) -> None:
+    """ConfigError if the state is of an optimizer of another kind, with other arrays or, as far as its ways are known,
+    with other settings: the trainer and local steps would go on with theirs.
+    """
     if facts.get("rule", {}) is None and not facts["optimizer"].get("began"):
         return  # there was none yet
     its = sorted(name for name in arrays if name.startswith("optimizer/"))
@@ -193,6 +201,8 @@ def _check_fits(optimizer: described.Optimizer, facts: Dict[str, Any], arrays: L
 
         raise ConfigError(f"the saved state is of {said(saved, its)}, the global optimizer is {said(kind, mine)}; make "
                           "it as it was when the state was saved")
+    if described.known(optimizer):  # one of the user's own may change them itself
+        described.check_settings(optimizer, facts["optimizer"]["settings"], whose)
 
 
 def optimizer_alone(saved: Saved) -> Saved:

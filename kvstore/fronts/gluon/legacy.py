@@ -167,10 +167,10 @@ class LegacyStore(Store):
             write_npz(file, arrays, meta)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Go on with what `save_optimizer_states` wrote: the global optimizer's state, its settings but for rates, its
-        count of updates. Before the first step any worker may call it, and worker 0's file counts, if it has one. After
-        that step every worker calls it, between the same two iterations, and waits until all have. Only worker 0 reads
-        then (else the one that `leads`); if it cannot, all raise the same ConfigError.
+        """Go on with what `save_optimizer_states` wrote: the global optimizer's state and its count of updates; its
+        settings but for rates must be the same. Before the first step any worker may call it, and worker 0's file
+        counts, if it has one. After that step every worker calls it, between the same two iterations, and waits until
+        all have. Only worker 0 reads then (else the one that `leads`); if it cannot, all raise the same ConfigError.
         """
         if self.lanes and self.session.method.takes != "weights":
             self._settle("load_optimizer_states", [])

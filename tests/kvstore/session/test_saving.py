@@ -24,10 +24,10 @@ SIZE = 5
 
 
 def stepped(name: str, transport: Transport, steps: int = 1, momentum: float = 0.0,
-            states: Optional[Sequence[Any]] = None, shared: bool = False, **options: Any) -> Store:
+            states: Optional[Sequence[Any]] = None, shared: bool = False, wd: float = 0.0, **options: Any) -> Store:
     """A store that has done some steps of one parameter `w`; `shared`: from what all workers had in common."""
     store = kvstore.create(name, transport, **options)
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=momentum))
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=momentum, wd=wd))
     if states is not None and shared:
         store.load_shared(states[0][1]["iteration"], states[1] if transport.worker_rank == 0 else None,
                           states[0][1].get("left_out", 0), states[0][1].get("since", 0))
@@ -149,6 +149,23 @@ def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum(aga
         w = update(w, np.mean([w - m for m in range(workers)], axis=0), t, w)
     np.testing.assert_allclose(after[0][0]["global/w"], w, rtol=1e-6)
     assert (after[0][1]["iteration"], after[1][1]["w@0"]["optimizer"]["count"]) == (5, 5)
+
+
+@pytest.mark.parametrize("settings, said", [({"momentum": 0.25}, "momentum 0.5, and this store's has 0.25"),
+                                            ({"momentum": 0.5, "wd": 0.5}, "wd 0.0, and this store's has 0.5")])
+def test_a_state_of_the_optimizer_with_other_settings_is_refused(settings: Dict[str, float], said: str) -> None:
+    """Servers would go on with those of the state, the trainer and local steps with theirs."""
+    before = states_after(1, "ssgd", momentum=0.5)[0]
+    with pytest.raises(ConfigError, match=f"^the saved state is of a trainer's optimizer with {said}; make it as it"):
+        states_after(1, "ssgd", states=before, shared=True, **settings)
+
+
+def test_where_workers_decay_the_weights_an_update_does_not_whatever_saved_its_state() -> None:
+    before = states_after(1, "ssgd", momentum=0.5, wd=0.5)[0]
+    after = states_after(1, "downpour", momentum=0.5, wd=0.5, states=before, shared=True, T=1)[0]
+    assert [state[1][1]["w@0"]["optimizer"]["settings"]["wd"] for state in (before, after)] == [0.5, 0.0]
+    with pytest.raises(ConfigError, match=r"with wd 0.0, and this store's has 0.5"):
+        states_after(1, "ssgd", momentum=0.5, wd=0.5, states=after, shared=True)
 
 
 def test_fewer_workers_go_on_with_the_count_of_what_was_left_out_and_with_the_optimizer_s_schedule() -> None:
