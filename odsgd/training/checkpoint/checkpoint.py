@@ -276,7 +276,7 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
     """
     for folder in manifests.numbered(root):
         if int(folder.name) < iteration and int(folder.name) not in kept:
-            remove_folder(folder, manifests.MANIFEST)
+            remove_folder(folder, manifests.MANIFEST, manifests.FILES)
 
 
 def _put_manifest(second: CheckpointMirror, folder: Path, names: Sequence[str]) -> None:

@@ -4,11 +4,10 @@ import errno
 import fcntl
 import hmac
 import os
-import shutil
 import socket
 import time
 from pathlib import Path
-from typing import IO, Iterator, Optional
+from typing import IO, Iterator, Optional, Pattern
 
 from kvstore.errors import ConfigError, RoundTimeoutError, shown
 from kvstore.job import commands, environment
@@ -110,7 +109,7 @@ def flush_folder(folder: Path) -> None:
 
 def remove_for_good(path: Path) -> None:
     """Remove a file, if it is there; no loss of power brings it back, though a process that was killed removed it."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.remove(path)
     try:
         flush_folder(path.parent)
@@ -119,10 +118,15 @@ def remove_for_good(path: Path) -> None:
             raise
 
 
-def remove_folder(folder: Path, first: str) -> None:
-    """Remove a folder, this file of it before the others and for good, so that half a folder never counts."""
+def remove_folder(folder: Path, first: str, files: Pattern[str]) -> None:
+    """Remove the files of these names, the `first` before the others and for good, so that half a folder never counts.
+    The folder goes, too, if nothing else is in it."""
     remove_for_good(folder / first)
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other workers may be at it, too
+        for name in filter(files.fullmatch, os.listdir(folder)):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(folder / name)
+        folder.rmdir()
 
 
 def full(error: OSError, folder: str) -> Optional[str]:

@@ -18,6 +18,8 @@ SCHEMA = 4
 0.4.0, the first release, is 4.
 """
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
+FILES = re.compile(r"(manifest\.json|servers\.npz|weights\.params|worker-[0-9]+\.npz)(\.tmp)?")
+"""What a checkpoint has; any other file in a folder of that number is somebody else's, and is never removed."""
 MOST_MANIFEST_NBYTES = 1 << 24
 
 Digest = Dict[str, Any]
@@ -38,7 +40,7 @@ def complete(root: Path) -> List[int]:
 
 
 def numbered(root: Path) -> List[Path]:
-    folders = [folder for folder in root.iterdir() if folder.name.isdigit()] if root.is_dir() else []
+    folders = [folder for folder in root.iterdir() if folder.name.isdecimal()] if root.is_dir() else []
     return sorted(folders, key=lambda folder: int(folder.name))
 
 

@@ -19,6 +19,7 @@ from kvstore.job import environment
 from kvstore.job.aside import BackgroundThread
 from odsgd.launch.hosts.ssh import ssh
 from odsgd.training.checkpoint.disk import flush_folder, remove_folder, remove_for_good, replacing
+from odsgd.training.checkpoint.manifests import FILES
 
 COPIED_WITHIN_S = 1800.0
 """One file; a host that has gone is noticed by ssh after 45 s."""
@@ -80,8 +81,8 @@ class CheckpointMirror:
         remove_for_good(Path(self._folder) / str(iteration) / name)
 
     def remove(self, iteration: int, first: str) -> None:
-        """Remove a checkpoint, this file of it before the others."""
-        remove_folder(Path(self._folder) / str(iteration), first)
+        """Remove a checkpoint's files, this one before the others, and its folder, if nothing else is in it."""
+        remove_folder(Path(self._folder) / str(iteration), first, FILES)
 
 
 class RemoteMirror(CheckpointMirror):
@@ -119,7 +120,10 @@ class RemoteMirror(CheckpointMirror):
 
     def remove(self, iteration: int, first: str) -> None:
         folder, file = self._path(iteration), self._path(iteration, first)
-        self._run(f"test ! -d {folder} || {{ rm -f {file} && sync {folder} && rm -rf {folder}; }}")
+        there = self._run(f"test ! -d {folder} || {{ rm -f {file} && sync {folder} && ls {folder}; }}").splitlines()
+        names = " ".join([first, *filter(FILES.fullmatch, there)])
+        self._run(f"test ! -d {folder} || (cd {folder} && rm -f {names})")
+        self._run(f"rmdir {folder} 2>/dev/null || true")
 
     def _path(self, iteration: int, name: str = "") -> str:
         return shlex.quote(f"{self._folder}/{iteration}/{name}")

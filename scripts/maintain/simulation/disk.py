@@ -238,6 +238,13 @@ def mkdir(path: Any, mode: int = 0o777) -> None:
     files[full] = None
 
 
+def rmdir(path: Any) -> None:
+    files, full = stdlib.world.call().host.files, resolved(path)
+    if listdir(path):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", full)
+    del files[full]
+
+
 path = types.SimpleNamespace(
     **{name: getattr(posixpath, name) for name in ("join", "basename", "dirname", "isabs", "splitext", "relpath")},
     abspath=lambda one: resolved(one), expanduser=lambda one: one, realpath=lambda one: resolved(one),
@@ -281,6 +288,9 @@ class Path(PurePosixPath):
 
     def unlink(self, missing_ok: bool = False) -> None:
         unlink(self)
+
+    def rmdir(self) -> None:
+        rmdir(self)
 
     def is_dir(self) -> bool:
         return bool(path.isdir(self))

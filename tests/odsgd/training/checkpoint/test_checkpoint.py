@@ -2,7 +2,7 @@
 import errno
 import json
 import os
-import shutil
+import re
 import socket
 import struct
 from pathlib import Path
@@ -134,6 +134,18 @@ def test_the_newest_are_kept_by_number_and_what_was_left_unfinished_goes(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "11", "notes"]
 
 
+def test_nothing_but_a_checkpoints_own_files_is_removed(tmp_path: Path) -> None:
+    for name in ("1/result.csv", "1/worker-one.npz", "2/manifest.json", "2/notes/thesis.tex", "3/worker-12.npz.tmp",
+                 "3/weights.params", "\u00b2/a", "9/a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "4").touch()
+    checkpoint._retire(tmp_path, [], 9)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "1/result.csv", "1/worker-one.npz", "2/notes/thesis.tex", "4", "9/a", "\u00b2/a"]
+    assert not (tmp_path / "3").exists()
+
+
 def test_a_slow_worker_does_not_remove_what_a_faster_one_has_begun(tmp_path: Path) -> None:
     for name in ("4", "6", "8"):
         (tmp_path / name).mkdir()
@@ -145,7 +157,7 @@ def test_a_half_removed_folder_does_not_count(tmp_path: Path, monkeypatch: pytes
     for name in ("4", "6"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text("{}")
-    monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: None)  # killed before its first file
+    monkeypatch.setattr(manifests, "FILES", re.compile("none"))  # killed before the other files
     checkpoint._retire(tmp_path, [6], 6)
     assert manifests.complete(tmp_path) == [6]
 

@@ -47,6 +47,16 @@ def test_files_go_there_and_come_back_and_old_ones_go(place: str, tmp_path: Path
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_files_there_that_are_not_a_checkpoints_stay(place: str, tmp_path: Path) -> None:
+    second, there = made(place), tmp_path / "it's there"
+    for name in ("1/thesis.tex", "1/my worker-0.npz", "1/servers.npz.tmp", "2/manifest.json", "2/worker-10.npz"):
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).touch()
+    for iteration in (1, 2, 3):
+        second.remove(iteration, first="manifest.json")
+    assert sorted(path.name for path in there.rglob("*")) == ["1", "my worker-0.npz", "thesis.tex"]
+
+
 def test_what_is_not_copied_is_told_in_one_line_and_leaves_nothing(place: str, tmp_path: Path) -> None:
     second = made(place)
     with pytest.raises(MirrorError) as caught:
@@ -63,9 +73,10 @@ def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, t
     net.initialize(mx.init.One())
     store = kvstore.create("local")
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}, kvstore=store)
-    second = made(place)
-    second.put(Path(__file__), 0)  # of a checkpoint that was never complete
-    second.put(Path(__file__), 9)
+    second, unfinished_part = made(place), tmp_path / manifests.SERVERS
+    unfinished_part.touch()
+    second.put(unfinished_part, 0)  # of a checkpoint that was never complete
+    second.put(unfinished_part, 9)
     for _ in range(5):
         with mx.autograd.record():
             loss = net(mx.nd.ones((2, 4))).sum()
