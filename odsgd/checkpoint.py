@@ -14,7 +14,7 @@ With ``odsgd launch --max-restarts N`` such a script goes on by itself after a f
 """
 import contextlib
 from pathlib import Path
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Iterator, Optional, Set, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
@@ -39,7 +39,7 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     All parameters of `net` have shapes and values, and are dense. If `folder` holds a checkpoint it is gone on from:
     `net`, the store and the optimizer's state are as they were after that iteration. If there are as many workers, a
     Trainer without lr_scheduler, made before, has the rate of that iteration; set another after this call. Until
-    `close` no other job has the folder: that one is refused.
+    `close` no other job has the folder: that one is refused. A script with several networks gives each its own.
     """
     if every < 1 or kept < 1:
         raise ConfigError(f"every {every}, kept {kept}: expected whole numbers of at least 1")
@@ -58,6 +58,22 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     return CheckpointKeeper(store, net, Path(folder), every, kept, mirror_at(to))
 
 
+_kept: Set[Tuple[Path, int]] = set()
+
+
+@contextlib.contextmanager
+def _kept_once(folder: Path, worker_rank: int) -> Iterator[None]:
+    """Refuse this worker's second keeper of a folder: each would write over what the other has written."""
+    if (folder, worker_rank) in _kept:
+        raise ConfigError(f"checkpoint.keep: `{folder}` is this script's for another network already; give each its "
+                          "own folder, or close that keeper first")
+    _kept.add((folder, worker_rank))
+    try:
+        yield
+    finally:
+        _kept.remove((folder, worker_rank))
+
+
 class CheckpointKeeper:
     """Writes one script's checkpoints. Files are written while the training goes on.
 
@@ -71,6 +87,7 @@ class CheckpointKeeper:
         self.iteration = environment.joined_at()
         """Iterations done."""
         with contextlib.ExitStack() as held:
+            held.enter_context(_kept_once(folder.resolve(), store.rank))
             held.enter_context(disk.held(folder, store.rank))
             if not environment.joined():
                 self._resume(folder, mirror)

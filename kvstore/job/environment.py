@@ -51,6 +51,11 @@ def saved_iteration() -> int:
     return int(os.environ.get("ODSGD_SAVED") or 0)
 
 
+def has_begun() -> bool:
+    """Whether worker 0 has looked for a checkpoint in an earlier attempt of this job: what came since is the job's."""
+    return "ODSGD_SAVED" in os.environ
+
+
 def most_workers() -> Optional[int]:
     """MAX of ``-n MIN:MAX``; None: the number of workers is fixed."""
     most = os.environ.get("ODSGD_MOST_WORKERS")

@@ -128,15 +128,18 @@ class Plan(NamedTuple):
 
 
 def make_plan(job: Job, scheduler_address: Tuple[str, int], attempts_before: int = 0, certificate: str = "",
-              saved: int = 0) -> Plan:
-    """Place every process of the job and write out its environment. `saved`: the iteration of its last checkpoint."""
+              saved: Optional[int] = None) -> Plan:
+    """Place every process of the job and write out its environment. `saved`: the iteration of its last checkpoint, 0 if
+    it has none yet; None: nobody has looked for one."""
     by_file, (scheduler_host, port) = meets_by_file(job), scheduler_address
     port = new_number() if by_file else port
     worker_hosts, server_hosts = place(job)
     secret = job.secret or secrets.token_hex(32)
     common = _common_env(job, scheduler_host, port, secret)
     if attempts_before:
-        common.update(ODSGD_RESTARTS=str(attempts_before), ODSGD_SAVED=str(saved))
+        common["ODSGD_RESTARTS"] = str(attempts_before)
+        if saved is not None:
+            common["ODSGD_SAVED"] = str(saved)
     if job.most_workers:
         common["ODSGD_MOST_WORKERS"] = str(job.most_workers)
     python = sys.executable if job.launcher == "local" else job.remote_python

@@ -64,7 +64,7 @@ def run(job: Job) -> int:
         while True:
             with contextlib.closing(reserve_port(job.port)) as holder:
                 certificate = tunnel.new_certificate(ssh.program("ODSGD_OPENSSL", "openssl")) if job.secure else ""
-                saved = before.saved if before else 0
+                saved = before.saved if before and before.began else None
                 scheduler = host, holder.getsockname()[1]
                 plan = make_plan(membership.job, scheduler, next(attempts), certificate, saved)
                 missing_hosts = MissingHosts(membership.full_job, *membership.left_out_hosts(time.monotonic()))
@@ -186,7 +186,8 @@ class Supervisor:
         judge = self.judge
         saved = judge.saved or (before.saved if before else 0)
         since_s = max(0.0, self.failed_at - judge.saved_at)  # below 0: it came while the attempt ended
-        return Attempt(verdict, judge.resumed, saved, judge.liveness.farthest, since_s)
+        began = bool(judge.kept) or (before is not None and before.began)
+        return Attempt(verdict, judge.resumed, saved, judge.liveness.farthest, since_s, began)
 
     def blocking_startup(self, verdict: Verdict) -> List[Process]:
         """The processes that kept the job from starting, if that is why it failed."""

@@ -326,15 +326,16 @@ class Training:
         return manifest.get("untold")
 
     def _resume(self) -> Tuple[Dict[str, Any], List[str]]:
-        """Take up the run that is there, if so asked; a job that the launcher has started again does, if there is one.
+        """Take up the run that is there, if so asked; a job that the launcher has started again takes up its own.
         The checkpoint's manifest, or an empty one, and what to warn of. Collective.
         """
         if environment.joined():  # it has its iteration from the launcher, and its weights from the servers
             return {}, []
-        again = environment.restarts() > 0
+        again = environment.has_begun()
         if not self.config.resume and not again:
             if self.store.rank == 0:
                 self._check_empty()
+                resuming.tell_begun(self.store, self.folder, 0)
             return {}, []
         manifest, warnings = resuming.resume(self.folder, self.store, self.net, self._check, self.mirror,
                                              required=not again)

@@ -58,7 +58,7 @@ class RunLog:
         self._show({})
         if silent:
             return
-        if config.resume or environment.restarts() > 0:
+        if config.resume or environment.has_begun():
             self._open(purge_step=iteration + 1)
         else:
             self._aside = set_aside(self._folder)

@@ -90,6 +90,17 @@ def test_a_rate_that_goes_on_is_that_of_the_stores_trainer(tmp_path: Path) -> No
     assert rates == [(0.001, 0.1), (0.001, 0.05)]
 
 
+def test_two_networks_of_a_script_have_a_folder_each(tmp_path: Path) -> None:
+    net, store = nn.Dense(1, in_units=1), kvstore.create("local")
+    net.initialize()
+    keeper = checkpoint.keep(store, net, tmp_path / "a", every=1)
+    checkpoint.keep(store, net, tmp_path / "b", every=1).close()
+    with pytest.raises(ConfigError, match="/a` is this script's for another network already"):
+        checkpoint.keep(store, net, tmp_path / "b" / ".." / "a", every=1)
+    keeper.close()
+    checkpoint.keep(store, net, tmp_path / "a", every=1).close()
+
+
 @pytest.mark.parametrize("kind, said", [
     (dict(shape=(2, 0), allow_deferred_init=True), "has no shape or value yet; initialize the network and run"),
     (dict(shape=(2, 3), stype="row_sparse"), "is row_sparse, and only dense weights can be kept"),

@@ -90,7 +90,8 @@ class Judge:
         self.continues_on_loss, self.on_sockets = job.on_worker_loss == "continue", on_sockets(job)
         self.liveness = LivenessMonitor(members, job.hang_timeout_s, now)
         self.failures: List[Failure] = []
-        self.saved = self.resumed = 0  # the iteration of the last checkpoint, and that of the one it began from
+        self.kept: Dict[str, int] = {}  # by folder: the iteration of its last checkpoint; 0: it begins without one
+        self.resumed = 0  # the iteration of the checkpoint that it began from
         self.saved_at = now
         self.news = News()
         self.signal: Optional[int] = None
@@ -133,11 +134,17 @@ class Judge:
         elif event in ("saved", "resumed"):
             iteration = report.get("iteration")
             if type(iteration) is int:
-                self.saved, self.saved_at = iteration, now
-                self.resumed = iteration if event == "resumed" else self.resumed
+                self.kept[str(report.get("folder"))] = iteration
+                self.saved_at = now if iteration else self.saved_at
+                self.resumed = self.saved if event == "resumed" else self.resumed
         elif event == "failed" and member.error is None:
             member.error = str(report.get("error") or "no reason given")
             self._fail(Failure(member, admits_other_cause=bool(report.get("consequence"))), now)
+
+    @property
+    def saved(self) -> int:
+        """The iteration of the last checkpoint that every folder has, or a later one in its place; 0: none."""
+        return min(self.kept.values(), default=0)
 
     def exited(self, name: str, code: int, now: float) -> None:
         """The process has ended; a negative code is the signal that ended it."""

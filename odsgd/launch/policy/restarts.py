@@ -31,6 +31,7 @@ class Attempt(NamedTuple):
     saved: int  # the iteration of the last checkpoint, of this attempt or an earlier one
     farthest: int  # the last iteration in a worker's beats, perhaps a second before the end
     since_checkpoint_s: float  # the time since the last checkpoint, or since the start
+    began: bool = False  # worker 0, of this attempt or an earlier one, has looked for a checkpoint
 
     @property
     def failure_kind(self) -> str:

@@ -147,7 +147,7 @@ class UnfinishedCheckpoint:
             manifests.write_manifest(self._folder, manifest)
             if manifests.is_whole(manifest):
                 self.whole = self.iteration
-                report("saved", iteration=self.iteration)
+                report("saved", iteration=self.iteration, folder=str(self._root))
         uncopied = self._missing_copies()
         kept, self.whole = _from_leader(store, lambda: (_worth_keeping(self._root, self._keep, self.whole), self.whole))
         _retire(self._root, kept, self.iteration)

@@ -17,9 +17,18 @@ from odsgd.training.checkpoint import manifests, weights
 from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError
 
 
-def complete(root: Path, second: Optional[CheckpointMirror]) -> List[int]:
-    """Iterations of the complete checkpoints here and in the second place, oldest first."""
-    return sorted({*manifests.complete(root), *([] if second is None else second.holds(manifests.MANIFEST))})
+def complete(root: Path, second: Optional[CheckpointMirror]) -> Tuple[List[int], List[str]]:
+    """Iterations of the complete checkpoints here and in the second place, oldest first; and what to warn of.
+
+    That place may be down where the last one that the job has saved is here.
+    """
+    here = manifests.complete(root)
+    try:
+        return sorted({*here, *([] if second is None else second.holds(manifests.MANIFEST))}), []
+    except MirrorError as error:
+        if not here or here[-1] < environment.saved_iteration():
+            raise
+        return here, [f"the second place of checkpoints: {error}"]
 
 
 def check_saved(root: Path, there: Sequence[int], second: Optional[CheckpointMirror]) -> List[str]:
@@ -49,8 +58,8 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
     Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
     not in `root` any more comes from the `second` place.
     """
-    there = complete(root, second) if store.rank == 0 else []
-    warnings = check_saved(root, there, second) if store.rank == 0 else []
+    there, warnings = complete(root, second) if store.rank == 0 else ([], [])
+    older = check_saved(root, there, second) if store.rank == 0 else []
     if required and store.rank == 0 and not there:
         raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
     passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
@@ -60,8 +69,9 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         if manifest is None:
             if passed:
                 newer = f"; the job has saved checkpoint {environment.saved_iteration()}, which is not here"
-                raise ConfigError(passed[0][1] + newer * bool(warnings))
-            return {}, warnings
+                raise ConfigError(passed[0][1] + newer * bool(older))
+            tell_begun(store, root, 0)
+            return {}, [*warnings, *older]
         folder = root / str(manifest["iteration"])
         others = manifest["num_workers"] != store.num_workers
         complaint = ""
@@ -78,11 +88,16 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
                 restore_shared(folder, store, net, manifest)
             else:
                 restore(folder, store, net)
-            if store.rank == 0:
-                report("resumed", iteration=manifest["iteration"])
-            warnings += [f"checkpoint {name} is not whole ({shown(why)})" for name, why in passed]
+            tell_begun(store, root, manifest["iteration"])
+            warnings += older + [f"checkpoint {name} is not whole ({shown(why)})" for name, why in passed]
             return manifest, [f"{warning}; going on from checkpoint {folder.name}" for warning in warnings]
         passed.append((folder.name, complaints[0]))
+
+
+def tell_begun(store: Store, root: Path, iteration: int) -> None:
+    """Worker 0 tells the launcher which checkpoint it goes on from; 0: none was there, and what comes is the job's."""
+    if store.rank == 0:
+        report("resumed", iteration=iteration, folder=str(root))
 
 
 def bring(second: CheckpointMirror, folder: Path, name: str) -> None:

@@ -18,6 +18,7 @@ from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import make_plan
 from odsgd.launch.policy import places
+from odsgd.launch.policy.judge import Verdict
 from odsgd.launch.supervisor import Supervisor
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.status_file import StatusFile
@@ -101,6 +102,17 @@ def test_an_agent_speaks_for_its_own_processes_alone(agents: Agents) -> None:
     assert (judge.members["worker 1"].code, judge.failures, judge.liveness.farthest) == (None, [], 0)
     agents.say(1, messages.Exit("worker 1", 70))
     assert judge.members["worker 1"].code == 70
+
+
+@pytest.mark.parametrize("agents", [False], indirect=True)
+def test_an_attempt_has_begun_when_worker_0_has_looked_for_a_checkpoint_or_had_in_an_earlier_one(
+        agents: Agents) -> None:
+    verdict = Verdict(137, "worker 1 failed")
+    early = agents.supervisor.attempt(verdict, None)
+    agents.say(0, messages.Report("worker 0", {"event": "resumed", "iteration": 0, "folder": "runs/a"}))
+    begun = agents.supervisor.attempt(verdict, early)
+    agents.supervisor.judge.kept.clear()
+    assert [one.began for one in (early, begun, agents.supervisor.attempt(verdict, begun))] == [False, True, True]
 
 
 @pytest.mark.parametrize("agents", [False], indirect=True)

@@ -15,6 +15,7 @@ from kvstore.errors import EXIT_USAGE, ConfigError, DivergedError, ProtocolError
 from kvstore.fronts.gluon.store import Store
 from odsgd.config.train import TrainConfig
 from odsgd.training import loop, metrics, randomness
+from odsgd.training.checkpoint import resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter, UnfinishedCheckpoint
 from odsgd.training.models import models
 from odsgd.training.run_log import RunLog
@@ -334,6 +335,21 @@ def test_a_new_run_does_not_mix_with_one_that_is_there(tmp_path: Path, capsys: p
 
 def test_resuming_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no complete checkpoint in" in refusal(tiny(tmp_path, resume=True), capsys)
+
+
+def test_a_job_that_is_started_again_before_it_has_looked_at_its_folder_takes_up_no_other_run(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: List[Any] = []
+    monkeypatch.setattr(resuming, "report", lambda event, **fields: told.append((event, *fields.values())))
+    monkeypatch.setenv("ODSGD_RESTARTS", "1")
+    loop.run(tiny(tmp_path / "other", epochs=1))
+    assert "holds a run with checkpoints up to iteration 10" in refusal(tiny(tmp_path / "other"), capsys)
+    assert "no complete checkpoint in" in refusal(tiny(tmp_path / "none", resume=True), capsys)
+    assert told == [("resumed", 0, str(tmp_path / "other" / "checkpoints"))]  # the launcher says so to the next attempt
+    monkeypatch.setenv("ODSGD_SAVED", "0")
+    assert loop.run(tiny(tmp_path / "other")) == 0
+    assert [record["iteration"] for record in records(tmp_path / "other", "start")] == [0, 10]
+    assert told[1:] == [("resumed", 10, str(tmp_path / "other" / "checkpoints"))]
 
 
 # --- frozen layers ----------------------------------------------------------------------------------------------------

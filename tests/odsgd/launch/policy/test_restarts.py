@@ -87,6 +87,15 @@ def test_the_judge_knows_what_has_been_kept() -> None:
     assert (judge.resumed, judge.saved, judge.saved_at) == (40, 60, 9.0)
 
 
+def test_a_job_with_checkpoints_in_two_folders_goes_on_from_what_both_have() -> None:
+    judge = Judge(job(1, 1), [Member("worker 0", "worker", "hostA")], 5.0)
+    for event, folder, iteration in (("resumed", "a", 20), ("resumed", "b", 0), ("saved", "a", 30), ("saved", "a", 60)):
+        judge.reported("worker 0", {"event": event, "iteration": iteration, "folder": folder}, 7.0)
+    assert (judge.resumed, judge.saved) == (0, 0)
+    judge.reported("worker 0", {"event": "saved", "iteration": 50, "folder": "b"}, 8.0)
+    assert judge.saved == 50
+
+
 def elastic(*slots: Any, servers: int = 1, rejoin_timeout_s: float = 20.0, **settings: Any) -> Job:
     return job(3, servers, *slots, least_workers=2, most_workers=3, max_restarts=3, rejoin_timeout_s=rejoin_timeout_s,
                **settings)

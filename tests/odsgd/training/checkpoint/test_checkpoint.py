@@ -310,7 +310,7 @@ def saved_before(tmp_path: Path, *iterations: int) -> List[int]:
     for iteration in iterations:
         (tmp_path / str(iteration)).mkdir()
         (tmp_path / str(iteration) / manifests.MANIFEST).touch()
-    return resuming.complete(tmp_path, None)
+    return resuming.complete(tmp_path, None)[0]
 
 
 def test_worker_0_without_the_checkpoint_that_its_job_has_saved_does_not_begin_again(

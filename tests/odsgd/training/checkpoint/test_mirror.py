@@ -346,6 +346,29 @@ def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mirror_at(None) is None
 
 
+def test_a_second_place_that_is_down_costs_a_warning_where_the_last_checkpoint_is_here(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SSH", executable(tmp_path / "ssh", "#!/bin/sh\necho No route to host >&2; exit 255\n"))
+    net, store, second = mx.gluon.nn.Dense(1, in_units=1), kvstore.create("local"), mirror_at("backup:/data")
+    net.initialize()
+    train_once(net, store)
+
+    def resume() -> Tuple[Dict[str, Any], List[str]]:
+        return resuming.resume(tmp_path / "run", kvstore.create("local"), net, lambda manifest: None, second)
+
+    with pytest.raises(MirrorError, match="No route to host"):
+        resume()
+    checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3).finish()
+    monkeypatch.setenv("ODSGD_SAVED", "1")
+    manifest, warnings = resume()
+    assert manifest["iteration"] == 1 and warnings == [
+        "the second place of checkpoints: backup:/data: ssh ended with exit code 255: No route to host; going on from "
+        "checkpoint 1"]
+    monkeypatch.setenv("ODSGD_SAVED", "2")
+    with pytest.raises(MirrorError, match="No route to host"):
+        resume()
+
+
 def test_a_copy_that_cannot_be_brought_gives_way_to_the_checkpoint_before(place: str, tmp_path: Path) -> None:
     net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
     net.initialize()
