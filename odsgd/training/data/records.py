@@ -8,13 +8,15 @@ import struct
 from pathlib import Path
 from typing import Any, Dict, Iterator, Sequence, Tuple
 
+import numpy as np
+
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, shown
 from kvstore.job.pulse import pulse
 from odsgd.config.files import read_text
 from odsgd.config.train import TrainConfig
 from odsgd.training.data import datasets
-from odsgd.training.data.data import Batch
+from odsgd.training.data.data import Batch, random_bits
 
 NORMALISE = {"mean_r": 123.68, "mean_g": 116.779, "mean_b": 103.939, "std_r": 58.393, "std_g": 57.12, "std_b": 57.375}
 AUGMENT = {"random_resized_crop": True, "min_random_area": 0.08, "max_random_area": 1.0, "min_aspect_ratio": 3 / 4,
@@ -43,9 +45,13 @@ class RecordData:
                               f"on each of {num_workers} workers; lower batch_size")
 
     def train(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
-        """The batches of `epoch` from the `start`-th on. Parts are fixed, so none begins at an `offset`."""
+        """The batches of `epoch` from the `start`-th on. Parts are fixed, so none begins at an `offset`.
+
+        MXNet draws the crop of an image from `seed_aug` plus its place in the batch.
+        """
         seed = (self.config.seed * 1_000_003 + epoch) % (2 ** 31)
-        options: Dict[str, Any] = {"shuffle": True, "seed": seed, "seed_aug": seed, "part_index": self.worker_rank,
+        crops = int(random_bits(self.config.seed, epoch, np.array([self.worker_rank]))[0]) % (2 ** 30)
+        options: Dict[str, Any] = {"shuffle": True, "seed": seed, "seed_aug": crops, "part_index": self.worker_rank,
                                    "num_parts": self.num_workers}
         batches = self._iterator(self.train_files, self.config.worker_batch_size, **options,
                                  **(AUGMENT if self.config.augment else {}))

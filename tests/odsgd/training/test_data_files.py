@@ -104,12 +104,12 @@ def test_a_cifar_file_of_another_length_is_not_taken(tmp_path: Path) -> None:
 
 # --- imagenet ---------------------------------------------------------------------------------------------------------
 
-def write_records(folder: Path, part: str, count: int) -> None:
-    """`count` images of 20x24 pixels; the label of each is its number."""
+def write_records(folder: Path, part: str, count: int, alike: bool = False) -> None:
+    """`count` images of 20x24 pixels, perhaps all `alike`; the label of each is its number."""
     import cv2
     file = mx.recordio.MXIndexedRecordIO(str(folder / f"{part}.idx"), str(folder / f"{part}.rec"), "w")
     for number in range(count):
-        image = np.random.RandomState(number).randint(0, 255, (20, 24, 3), dtype=np.uint8)
+        image = np.random.RandomState(0 if alike else number).randint(0, 255, (20, 24, 3), dtype=np.uint8)
         header, jpeg = mx.recordio.IRHeader(0, float(number), number, 0), cv2.imencode(".jpg", image)[1].tobytes()
         file.write_idx(number, mx.recordio.pack(header, jpeg))
     file.close()
@@ -150,6 +150,14 @@ def test_records_of_an_epoch_come_again_with_the_same_bits_from_any_batch(record
     whole = pixels(imagenet(record_folder, augment=augment).train(2))
     assert np.array_equal(pixels(imagenet(record_folder, augment=augment).train(2, start=3)), whole[12:])
     assert not np.array_equal(pixels(imagenet(record_folder, augment=augment).train(3)), whole)
+
+
+def test_other_epochs_and_other_workers_crop_otherwise(tmp_path: Path) -> None:
+    write_records(tmp_path, "train", 32, alike=True)
+    write_records(tmp_path, "val", 1)
+    crops = [{crop.tobytes() for crop in pixels(imagenet(tmp_path, rank, 2, augment=True).train(epoch))}
+             for rank in (0, 1) for epoch in (0, 1)]
+    assert sum(map(len, crops)) == len(set.union(*crops)) == 16  # one for each place in a batch
 
 
 def test_batches_that_a_resumed_epoch_drops_are_told_of_so_that_it_is_not_taken_for_hung(record_folder: Path) -> None:
