@@ -223,6 +223,8 @@ class LaunchOptions(JobOptions, HostOptions):
     def _check_range(self, least: int, most: int) -> None:
         if self.grow and least == most:
             raise ConfigError("--grow brings back workers that a restart has left out; it needs -n MIN:MAX")
+        if self.rejoin_timeout_s != LaunchOptions.rejoin_timeout_s and not self.max_restarts:
+            raise ConfigError("--rejoin-timeout is how long a restart waits; it needs --max-restarts")
         if least == most:
             return
         if not self.max_restarts:

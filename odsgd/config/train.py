@@ -24,6 +24,7 @@ import yaml
 
 from kvstore import methods as algorithms
 from kvstore.errors import ConfigError, shown, unknown
+from kvstore.job import environment
 from kvstore.methods import fit, local_optimizers
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
@@ -193,13 +194,15 @@ class TrainConfig(TrainOptions):
         return (self.transport or self.method.transports[0]) == "server"
 
     def make_folder(self) -> None:
-        """The run's folder; ConfigError if it cannot be made on this host."""
+        """The run's folder; ConfigError if it cannot be made on this host, unless that may pass by the next attempt."""
         before = os.umask(int(self.umask, 8))
         try:
             Path(str(self.out)).mkdir(parents=True, exist_ok=True)
             if not os.access(str(self.out), os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
+            if environment.restarts() and error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+                raise
             raise ConfigError(f"--out {self.out}: {error.strerror} on {socket.gethostname()}; name a folder that can "
                               "be made and written there") from None
         finally:

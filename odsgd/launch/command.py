@@ -133,7 +133,10 @@ def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
 def _config(command: Sequence[str], launcher: str) -> "Optional[TrainConfig]":
     """The workers' configuration; None if it cannot be known here."""
     try:
-        return check_command(command, elsewhere=launcher != "local")
+        config = check_command(command, elsewhere=launcher != "local")
+        if config is not None and config.cluster is not None:
+            raise ConfigError("cluster: a cluster in virtual time is one process; start it without `odsgd launch`")
+        return config
     except ConfigError as error:
         raise ConfigError(f"the workers' command: {error}") from None
 

@@ -41,9 +41,9 @@ AT_PORT = ("FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE")
 FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port
 
 #: Removed unless --env sets them. ps-lite would take PORT, which many tools set, for the port of every process;
-#: MASTER_ADDR and MASTER_PORT would lead a process group of PyTorch's into an outer job.
-MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU",
-                        "SLURM_TRES_PER_TASK"))
+#: MASTER_ADDR and MASTER_PORT would lead a process group of PyTorch's into an outer job, TORCHELASTIC_RUN_ID a store.
+MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_GPUS_PER_TASK",
+                        "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"))
 #: Variables that other hosts get without --env: the settings of the libraries that a job uses.
 FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
                        r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)")
@@ -261,8 +261,7 @@ def _common_env(job: Job, scheduler_host: str, port: int, secret: str) -> Dict[s
         env["ODSGD_LIVE"] = "1"
     if job.known_hosts:
         env["ODSGD_SECURE"] = "1"
-    if job.launcher == "local" or job.secure:
-        env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
+    env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
     path = package_path(job)
     return {**env, "PYTHONPATH": path} if path else env
 

@@ -300,7 +300,7 @@ class Training:
         self.measured.clock.stop()
         epoch, position = self.schedule.place(self.store.iteration)
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.schedule.batches_per_epoch,
-                 "course": list(self.schedule.progress),
+                 "course": list(self.schedule.progress), "most_workers": self.schedule.most_workers,
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
                  "cluster": self._cluster(),
                  "virtual_seconds": None if self.config.cluster is None else self.measured.virtual_s(),
@@ -345,6 +345,10 @@ class Training:
         self.schedule.progress = EpochProgress(*manifest.get("course") or ())
         if manifest["num_workers"] != self.store.num_workers:
             warnings.append(self._divide_anew(manifest))
+        then, now = manifest.get("most_workers"), self.schedule.most_workers
+        if self.config.lr_scaling != "none" and then not in (None, now):
+            warnings.append(f"lr_scaling {self.config.lr_scaling} goes by MAX of -n MIN:MAX, which was {then} and is "
+                            f"{now}: lr jumps; launch with -n MIN:{then} to go on as before")
         if self.config.cluster is not None:
             self.measured.virtual_before_s = manifest.get("virtual_seconds") or 0.0
         return manifest, warnings

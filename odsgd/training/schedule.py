@@ -32,12 +32,13 @@ class Schedule:
     """The epoch and the learning rates of each iteration, and what is due after it. Iterations count from 0.
 
     `progress` : how an earlier number of workers has divided the epochs
-    `scaling` : the factor of lr while workers are missing
+    `scaling` : the factor of lr while workers are missing, of `most_workers`
     """
 
     def __init__(self, config: TrainConfig, batches_per_epoch: int, num_workers: int) -> None:
         self._config, self.batches_per_epoch, self.progress = config, batches_per_epoch, EpochProgress()
-        part = num_workers / (environment.most_workers() or num_workers)
+        self.most_workers = environment.most_workers() or num_workers
+        part = num_workers / self.most_workers
         self.scaling = {"none": 1.0, "linear": part, "sqrt": math.sqrt(part)}[config.lr_scaling]
 
     @property

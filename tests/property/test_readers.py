@@ -241,8 +241,8 @@ def test_an_index_and_its_records(index_and_content: Tuple[bytes, bytes]) -> Non
 
 
 GOOD: Dict[str, Any] = {
-    "schema": manifests.SCHEMA, "iteration": 7, "num_workers": 1, "batches_per_epoch": 3, "config": {}, "versions": {},
-    "parameters": {"w": {"shape": [2, 3], "dtype": "float32"}},
+    "schema": manifests.SCHEMA, "iteration": 7, "num_workers": 1, "spare": [], "batches_per_epoch": 3, "config": {},
+    "versions": {}, "parameters": {"w": {"shape": [2, 3], "dtype": "float32"}},
     "files": {"worker-0.npz": {"nbytes": 3, "sha256": "0" * 64}}}
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from kvstore.errors import ConfigError, RoundTimeoutError, shown
 from kvstore.fronts.gluon.store import Store
-from kvstore.job import agreement
+from kvstore.job import agreement, environment
 from kvstore.job.pulse import pulse
 from kvstore.job.report import report
 from kvstore.messages.seam import Export
@@ -58,7 +58,7 @@ class UnfinishedCheckpoint:
 
     @pulse.doing("checkpoint")
     def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
-                 second: Optional[CheckpointMirror] = None, whole: int = 0) -> None:
+                 second: Optional[CheckpointMirror] = None, whole: int = 0, spare: Sequence[int] = ()) -> None:
         self.whole = whole
         """The last checkpoint that is sure to have the parts of all workers, which all of them keep; 0: none."""
         self._root, self._store, self._keep, self._second = root, store, keep, second
@@ -69,7 +69,7 @@ class UnfinishedCheckpoint:
         self._folder = root / str(store.iteration)
         self._facts = {**facts, "schema": manifests.SCHEMA, "iteration": store.iteration,
                        "left_out": store.session.left_out, "since": store.session.since,
-                       "num_workers": store.num_workers, "parameters": manifests.describe(net)}
+                       "num_workers": store.num_workers, "spare": list(spare), "parameters": manifests.describe(net)}
         self._leads = store.leads
         self._files: Dict[str, manifests.Digest] = {}
         self._error: Optional[BaseException] = None
@@ -197,7 +197,7 @@ class CheckpointWriter:
     def __init__(self, folder: Path, store: Store, net: Any, keep: int, warn: Callable[[str], None],
                  mirror: Optional[CheckpointMirror]) -> None:
         self._folder, self._store, self._net, self._keep, self._warn = folder, store, net, keep, warn
-        self._mirror = mirror
+        self._mirror, self._spare = mirror, sorted(environment.lost_workers())  # of now: they have never begun
         self._unfinished: Optional[UnfinishedCheckpoint] = None
         self._late: Optional[UnfinishedCheckpoint] = None
         self.whole = 0
@@ -207,7 +207,7 @@ class CheckpointWriter:
         """Copy the state of this iteration. Its files are written while the training goes on, and count later."""
         self.finish()
         self._unfinished = UnfinishedCheckpoint(self._folder, self._store, self._net, facts, self._keep, self._mirror,
-                                                self.whole)
+                                                self.whole, self._spare)
 
     def advance(self, iteration: int) -> None:
         """After each iteration: fetch some more, or make the checkpoint count if it is time."""

@@ -65,7 +65,7 @@ def _share(file: IO[str], job: str, mine: str) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
         return True
     file.seek(0)
@@ -99,10 +99,13 @@ def make_folder(folder: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make the names in `folder` as durable as the contents."""
+    """Make the names in `folder` as durable as the contents, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(descriptor)
 

@@ -97,6 +97,8 @@ MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
     "iteration": _is_count, "since": _is_whole_or_none, "left_out": lambda value: value is None or _is_count(value),
     "untold": _is_epoch_or_none, "epoch_so_far": _is_epoch_or_none,
     "num_workers": lambda value: _is_count(value) and value > 0,
+    "most_workers": lambda value: value is None or (_is_count(value) and value > 0),
+    "spare": lambda value: value is None or (isinstance(value, list) and all(map(_is_count, value))),
     "config": lambda value: value is None or isinstance(value, dict),
     "batches_per_epoch": lambda value: value is None or (_is_count(value) and value > 0),
     "course": lambda value: value is None or (isinstance(value, list) and len(value) == 3
@@ -178,5 +180,6 @@ def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
 
 
 def is_whole(manifest: Mapping[str, Any]) -> bool:
-    """Whether it has the parts of all workers."""
-    return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))
+    """Whether it has the parts of all workers that the run began with."""
+    began = set(range(manifest["num_workers"])) - set(manifest.get("spare") or ())
+    return all(worker_file(rank) in manifest["files"] for rank in began)

@@ -168,4 +168,5 @@ def mirror_at(place: Optional[str]) -> Optional[CheckpointMirror]:
     host, colon, folder = place.partition(":")
     if not colon or "/" in host:
         return CheckpointMirror(place)
-    return RemoteMirror(host, folder[2:] or "." if folder == "~" or folder.startswith("~/") else folder)  # ssh's first
+    at_home = folder == "~" or folder.startswith("~/")  # where ssh begins
+    return RemoteMirror(host, (folder[2:] if at_home else folder) or ".")

@@ -1,5 +1,6 @@
 """Options: where they come from, what they turn into, and what is said when they cannot work."""
 import dataclasses
+import errno
 import os
 import re
 import subprocess
@@ -517,3 +518,23 @@ def test_a_umask_is_written_in_octal_digits_which_yaml_takes_for_a_number_withou
     for wrong in (yaml.safe_load("022"), "0o22", "999", "-22", "22222", "777"):
         with pytest.raises(ConfigError, match=r"umask.*three octal digits"):
             TrainConfig(umask=wrong)
+
+
+def test_a_folder_that_cannot_be_made_is_a_mistake_unless_a_restart_may_find_it_otherwise(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(kvstore="local", out=str(tmp_path / "run"))
+
+    def fail(code: int) -> None:
+        def mkdir(*given: Any, **named: Any) -> None:
+            raise OSError(code, os.strerror(code))
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        config.make_folder()
+
+    for code in (errno.ENOSPC, errno.EACCES):
+        with pytest.raises(ConfigError, match="name a folder that can be made and written there"):
+            fail(code)
+    monkeypatch.setenv("ODSGD_RESTARTS", "1")
+    with pytest.raises(OSError, match="No space left"):
+        fail(errno.ENOSPC)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        fail(errno.EACCES)

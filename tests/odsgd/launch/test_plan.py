@@ -47,8 +47,10 @@ def test_processes_of_a_local_job_meet_at_files_of_numbers_of_their_own(monkeypa
 
 
 @pytest.mark.parametrize("asked", [job(2, 1, A), job(2, 0), job(2, 1, port=4000), job(2, 1, env={"DMLC_LOCAL": "0"})])
-def test_others_meet_by_tcp(asked: Job) -> None:
+def test_others_meet_by_tcp(asked: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DMLC_LOCAL", "1")  # of the user's shell
     plan = make_plan(asked, ROOT)
+    assert {process.env["DMLC_LOCAL"] for process in plan.processes} == {"0"}
     assert all(not process.sockets and "PORT" not in process.env for process in plan.processes)
     assert plan.processes[0].env["DMLC_PS_ROOT_PORT"] == str(ROOT[1])
 
@@ -100,6 +102,12 @@ def test_a_job_that_is_started_again_is_told_what_it_has_saved() -> None:
     before_it_began = make_plan(job(1, 1), ROOT, attempts_before=1)
     assert not any("ODSGD_SAVED" in process.env for process in (*first.processes, *before_it_began.processes))
     assert {(one.env["ODSGD_RESTARTS"], one.env["ODSGD_SAVED"]) for one in second.processes} == {("2", "40")}
+
+
+def test_a_local_job_in_a_shell_of_torchruns_is_not_taken_for_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    asked = job(1, 0)
+    assert "TORCHELASTIC_RUN_ID" in orders(asked, make_plan(asked, ROOT).processes, remote=False).drop
 
 
 def test_names_and_environment_of_an_ssh_job() -> None:

@@ -352,6 +352,18 @@ def test_a_job_that_is_started_again_before_it_has_looked_at_its_folder_takes_up
     assert told[1:] == [("resumed", 10, str(tmp_path / "other" / "checkpoints"))]
 
 
+def test_lr_that_scales_with_other_workers_than_before_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ODSGD_MOST_WORKERS", "4")
+    loop.run(tiny(tmp_path, epochs=1, lr_scaling="linear"))
+    loop.run(tiny(tmp_path, epochs=2, lr_scaling="linear", resume=True))
+    assert "lr jumps" not in capsys.readouterr().out
+    monkeypatch.delenv("ODSGD_MOST_WORKERS")
+    loop.run(tiny(tmp_path, epochs=3, lr_scaling="linear", resume=True))
+    assert "lr_scaling linear goes by MAX of -n MIN:MAX, which was 4 and is 1: lr jumps" in capsys.readouterr().out
+    assert [record["lr"] for record in records(tmp_path, "epoch")] == [0.025, 0.025, 0.1]
+
+
 # --- frozen layers ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.usefixtures("dropout_and_batchnorm")

@@ -401,3 +401,28 @@ def test_workers_of_an_asynchronous_job_meet_when_the_servers_have_laid_their_st
         return began
 
     assert Stage(2, timeout_s=60.0).run(run)[0][-2:] == then
+
+
+def test_a_checkpoint_is_whole_without_a_worker_that_was_not_there_at_the_start(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = tmp_path / "lost"
+    monkeypatch.setenv("ODSGD_LOST", str(lost))
+
+    def run(transport: Any) -> None:
+        if transport.worker_rank == 1:
+            return
+        net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
+        net.initialize()
+        store = kvstore.create("asgd", transport=transport, timeout_s=8.0)
+        transport.total = lambda array: np.array(array, np.float32)
+        there = checkpoint.CheckpointWriter(tmp_path / "lost later", store, net, 1, print, None)
+        lost.write_text("1\n")  # from the start with --spare 1
+        spare = checkpoint.CheckpointWriter(tmp_path / "spare", store, net, 1, print, None)
+        train_once(net, store)
+        for writer in (there, spare):
+            writer.begin({})
+            writer.close()
+        assert (there.whole, spare.whole) == (0, 1)
+
+    Stage(2, timeout_s=8.0).run(run)
+    assert manifests.read_manifest(tmp_path / "spare" / "1")["spare"] == [1]

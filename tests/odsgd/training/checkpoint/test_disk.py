@@ -1,5 +1,8 @@
 """The folder of a run belongs to one job at a time, and what is removed in it stays away."""
 import contextlib
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 import threading
@@ -141,3 +144,18 @@ def test_each_worker_flushes_the_names_of_its_folders_before_a_checkpoint_can_co
     met: Dict[Path, List[Path]] = {}
     Stage(2).run(run)
     assert len(met) == 2 and all({root, root.parent} <= set(before) for root, before in met.items())
+
+
+def test_a_file_system_without_locks_or_flushed_folders_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(code: int) -> Any:
+        def call(*given: Any) -> None:
+            raise OSError(code, os.strerror(code))
+        return call
+
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOSYS))
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
+    with disk.held(tmp_path):
+        disk.make_folder(tmp_path / "checkpoints")
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.flush_folder(tmp_path)

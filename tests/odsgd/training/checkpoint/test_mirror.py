@@ -337,6 +337,9 @@ def test_in_a_secure_job_weights_go_to_hosts_alone_that_ssh_knows(secure: bool, 
     assert "me@backup ls -d /data/" in asked and ("StrictHostKeyChecking=accept-new" in asked) is not secure
     assert made("me@backup:~/data").holds() == []  # ssh begins at home
     assert "me@backup ls -d data/" in (tmp_path / "asked").read_text()
+    for home in ("me@backup:", "me@backup:~"):
+        assert made(home).holds() == []
+        assert "me@backup ls -d ./" in (tmp_path / "asked").read_text()
 
 
 def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
