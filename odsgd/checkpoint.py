@@ -19,9 +19,9 @@ from typing import Any, Dict, Iterator, Optional, Set, Tuple, Union
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
-from odsgd.training.checkpoint import disk, manifests, resuming
+from odsgd.training.checkpoint import disk, manifests, mirror, resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter
-from odsgd.training.checkpoint.mirror import CheckpointMirror, mirror_at
+from odsgd.training.checkpoint.mirror import CheckpointMirror
 
 
 def latest(folder: Union[str, Path]) -> int:
@@ -55,7 +55,7 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
         if parameter._data is None:
             raise ConfigError(f"checkpoint.keep: {name} has no shape or value yet; initialize the network and run one "
                               "batch through it first")
-    return CheckpointKeeper(store, net, Path(folder), every, kept, mirror_at(to))
+    return CheckpointKeeper(store, net, Path(folder), every, kept, mirror.mirror_at(to))
 
 
 _kept: Set[Tuple[Path, int]] = set()
@@ -81,20 +81,21 @@ class CheckpointKeeper:
     """
 
     def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int,
-                 mirror: Optional[CheckpointMirror]) -> None:
+                 second: Optional[CheckpointMirror]) -> None:
         self._store, self._net, self._every = store, net, every
-        self._writer = CheckpointWriter(folder, store, net, kept, self._warn, mirror)
+        self._writer = CheckpointWriter(folder, store, net, kept, self._warn, second)
         self.iteration = environment.joined_at()
         """Iterations done."""
         with contextlib.ExitStack() as held:
             held.enter_context(_kept_once(folder.resolve(), store.rank))
             held.enter_context(disk.held(folder, store.rank))
+            held.enter_context(mirror.held(second, store.rank))
             if not environment.joined():
-                self._resume(folder, mirror)
+                self._resume(folder, second)
             self._held = held.pop_all()
 
-    def _resume(self, folder: Path, mirror: Optional[CheckpointMirror]) -> None:
-        manifest, warnings = resuming.resume(folder, self._store, self._net, self._check, mirror)
+    def _resume(self, folder: Path, second: Optional[CheckpointMirror]) -> None:
+        manifest, warnings = resuming.resume(folder, self._store, self._net, self._check, second)
         for line in warnings:
             self._warn(line)
         if manifest:

@@ -36,9 +36,9 @@ from kvstore.tracing import recorder
 from odsgd import timeline
 from odsgd.config.train import TrainConfig
 from odsgd.training import devices, randomness
-from odsgd.training.checkpoint import disk, manifests, resuming
+from odsgd.training.checkpoint import disk, manifests, mirror, resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter
-from odsgd.training.checkpoint.mirror import MirrorError, mirror_at
+from odsgd.training.checkpoint.mirror import MirrorError
 from odsgd.training.data import data
 from odsgd.training.data.datasets import Arrays
 from odsgd.training.evaluation import Evaluator, sum_over_workers
@@ -108,7 +108,7 @@ class Training:
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.before_s = 0.0  # what the first epoch has taken before the run was resumed
         self.staleness: Optional[StalenessReader] = None  # of an asynchronous job, from its first step on
-        self.mirror = mirror_at(config.checkpoint_to)
+        self.mirror = mirror.mirror_at(config.checkpoint_to)
         self.checkpoints = CheckpointWriter(self.folder, self.store, self.net, config.keep_checkpoints,
                                             lambda line: self.run_log.warn(line), self.mirror)
 
@@ -125,7 +125,7 @@ class Training:
 
     def run(self) -> None:
         """Train from the first iteration, or from the checkpoint, to the last iteration."""
-        with disk.held(self.folder.parent, self.store.rank):
+        with disk.held(self.folder.parent, self.store.rank), mirror.held(self.mirror, self.store.rank):
             self._run()
 
     def _run(self) -> None:

@@ -3,6 +3,7 @@
 It has the layout of a run's `checkpoints`. A file is there under its name when all of it is there, and the manifest
 comes last. On a host the folder is reached by ssh, which asks for nothing there but a shell and coreutils.
 """
+import contextlib
 import functools
 import os
 import re
@@ -12,12 +13,13 @@ import subprocess
 from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, List, Optional
+from typing import Any, BinaryIO, Callable, Iterator, List, Optional
 
 from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
 from kvstore.job.aside import BackgroundThread
 from odsgd.launch.hosts.ssh import ssh
+from odsgd.training.checkpoint import disk
 from odsgd.training.checkpoint.disk import flush_folder, remove_folder, remove_for_good, replacing
 from odsgd.training.checkpoint.manifests import FILES
 
@@ -141,6 +143,16 @@ class RemoteMirror(CheckpointMirror):
             raise MirrorError(f"{self._host}:{self._folder}: ssh ended with exit code {ran.returncode}"
                              + (f": {shown(said[-1])}" if said else ""))
         return (ran.stdout or b"").decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def held(second: Optional[CheckpointMirror], rank: int) -> Iterator[None]:
+    """Keep other jobs out meanwhile, as from a run's folder; not on another host, nor where nothing can be written."""
+    with contextlib.ExitStack() as stack:
+        if second is not None and not isinstance(second, RemoteMirror):
+            with contextlib.suppress(OSError):
+                stack.enter_context(disk.held(Path(second._folder), rank))
+        yield
 
 
 def _copy(source: Path, target: Path, parents: bool) -> None:

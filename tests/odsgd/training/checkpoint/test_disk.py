@@ -91,6 +91,19 @@ def test_the_checkpoints_of_a_script_have_their_folder_until_they_are_closed(tmp
         other.kill()
 
 
+def test_two_jobs_do_not_have_one_second_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "FREE_WITHIN_S", 0.3)
+    net, store = mx.gluon.nn.Dense(1, in_units=1), kvstore.create("local")
+    net.initialize()
+    with holding(tmp_path / "copies") as other:
+        with pytest.raises(ConfigError, match="/copies`: another job trains there"):
+            checkpoint.keep(store, net, tmp_path / "run", every=1, to=str(tmp_path / "copies"))
+        other.kill()
+    (tmp_path / "file").touch()
+    for place in ("copies", "file"):  # in the latter copies fail with a warning
+        checkpoint.keep(store, net, tmp_path / "run", every=1, to=str(tmp_path / place)).close()
+
+
 def test_a_worker_that_joined_the_running_job_has_no_part_in_checkpoints(tmp_path: Path,
                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_JOINED", "1")
