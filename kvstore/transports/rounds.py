@@ -276,9 +276,9 @@ class Rounds:
         while self._resumed:
             self._go_on(self._resumed.popleft())
         for at, line in enumerate(self._lines):
-            free = [slot for slot in range(at * self.WINDOW, (at + 1) * self.WINDOW) if self._slots[slot] is None]
-            while line and free and line.begun + 1 in line.given:
-                self._begin(free.pop(0), line.given.pop(line.begun + 1))
+            its = slice(at * self.WINDOW, (at + 1) * self.WINDOW)
+            while line and line.begun + 1 in line.given and None in self._slots[its]:
+                self._begin(self._slots.index(None, its.start), line.given.pop(line.begun + 1))
 
     def _begin(self, slot: int, round_: Round) -> None:
         round_.line.begun = round_.number

@@ -103,6 +103,25 @@ def test_totals(workers: int) -> None:
     assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
 
 
+def many() -> None:
+    """More rounds than are in flight are given before the first can begin."""
+    rounds = start()
+    asked = [rounds.ask(Round("bucket", codec("none"))) for _ in range(5 * rounds.WINDOW)]
+    sums, over = [np.zeros(3, np.float32) for _ in asked], threading.Semaphore(0)
+    for round_, out in reversed([*zip(asked, sums)]):
+        rounds.begin(round_, np.full(3, round_.number, np.float32), out, over.release)
+    for round_, out in zip(asked, sums):
+        assert over.acquire(timeout=30)
+    assert all((out == rounds.num_workers * round_.number).all() for round_, out in zip(asked, sums))
+    say("right")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_rounds_come_to_an_end_however_many_wait(workers: int) -> None:
+    job = mpi_job(workers, "many")
+    assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
+
+
 def cross() -> None:
     """Rounds of two lines, asked for in an order of each rank's own, with totals between; some lines after others."""
     rounds = start()
