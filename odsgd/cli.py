@@ -80,7 +80,7 @@ def ended(label: str, work: Callable[[], int]) -> int:
         print(f"{label}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        if getattr(sys.excepthook, "dies", False):  # a process of a job ends at once by it, and waits for no other
+        if hasattr(sys.excepthook, "dies_in"):  # a process of a job ends at once by it, and waits for no other
             raise
         print(f"{label}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

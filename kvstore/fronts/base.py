@@ -236,7 +236,7 @@ class FrontEnd:
         aux = self._shown[0].aux if self._shown else self._aux()
         arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in aux.items()
                        for device, array in enumerate(mine)})
-        return arrays, {**meta, "rank": self.rank}
+        return arrays, meta
 
     def server_state(self) -> Saved:
         """The global optimizer's state: `saving.server_state`. Waits; any one worker may call it.
@@ -288,9 +288,6 @@ class FrontEnd:
         if worker[1]["store"] != self.name:
             raise ConfigError(f"the saved state is of a `{shown(str(worker[1]['store']))}` store, this one is "
                               f"`{self.name}`")
-        if worker[1].get("rank", self.rank) != self.rank:
-            raise ConfigError(f"the saved state is worker {worker[1]['rank']}'s, and this is worker {self.rank}, which "
-                              "has one of its own: let every worker save, and load what it saved")
         if server is not None:
             saving.check_servers(server, "the servers' part of the saved state")
         self._saved, self._saved_servers = worker, server

@@ -110,8 +110,7 @@ def many() -> None:
     sums, over = [np.zeros(3, np.float32) for _ in asked], threading.Semaphore(0)
     for round_, out in reversed([*zip(asked, sums)]):
         rounds.begin(round_, np.full(3, round_.number, np.float32), out, over.release)
-    for round_, out in zip(asked, sums):
-        assert over.acquire(timeout=30)
+    assert all(over.acquire(timeout=30) for _ in asked)
     assert all((out == rounds.num_workers * round_.number).all() for round_, out in zip(asked, sums))
     say("right")
 

@@ -366,7 +366,7 @@ class TorchStore(FrontEnd):
         for lane in self.lanes:
             if lane.rest is not None:
                 layout.split(lane.bucket, lane.rest, arrays, "rest/")
-        return arrays, meta
+        return arrays, {**meta, "rank": self.rank}
 
     def _open(self, lanes: List[TensorLane]) -> None:
         agreement.check(self.session.transport, "the saved state that they go on from", self._moment())
@@ -411,6 +411,9 @@ class TorchStore(FrontEnd):
 
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""
+        if worker[1].get("rank", self.rank) != self.rank:
+            raise ConfigError(f"the saved state is worker {worker[1]['rank']}'s, and this is worker {self.rank}, which "
+                              "has one of its own: let every worker save, and load what it saved")
         mine = {**{f"local/{name}": one.parameter for name, one in self._trained.items()},
                 **{f"aux/0/{name}": tensor for name, tensor in self._buffers().items()}}
         for saved, tensor in mine.items():

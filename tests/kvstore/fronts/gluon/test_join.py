@@ -84,9 +84,8 @@ def test_asking_for_a_state_that_all_share_joins_first() -> None:
 
 
 @pytest.mark.parametrize("kind", ["worker", "ring_worker"])
-@pytest.mark.parametrize("saved_by_1, said", [
-    ("later", "differ in"), ("none", "differ in"), ("worker 0", "the saved state is worker 0's, and this is worker 1")])
-def test_saved_states_that_are_not_of_one_moment_are_told(kind: str, saved_by_1: str, said: str) -> None:
+@pytest.mark.parametrize("saved_by_1", ["later", "none"])
+def test_saved_states_that_are_not_of_one_moment_are_told(kind: str, saved_by_1: str) -> None:
     def train(store: Store, state: Any = None) -> Any:
         store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
         w = mx.nd.ones(3)
@@ -103,13 +102,13 @@ def test_saved_states_that_are_not_of_one_moment_are_told(kind: str, saved_by_1:
         return train(kvstore.create("odsgd", transport, warmup=0))
 
     def again(transport: Any) -> None:
-        other = {"later": saved[1][1], "none": None, "worker 0": saved[0][0]}[saved_by_1]
+        other = {"later": saved[1][1], "none": None}[saved_by_1]
         train(kvstore.create("odsgd", transport, warmup=0), [saved[0][0], other][transport.worker_rank])
 
     stage = Stage(2)
     saved = stage.run(first, getattr(stage, kind))
     stage = Stage(2)
-    with pytest.raises((ConfigError, ProtocolError), match=said):
+    with pytest.raises(ProtocolError, match="workers 0 and 1 differ in"):
         stage.run(again, getattr(stage, kind))
 
 
