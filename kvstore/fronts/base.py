@@ -213,10 +213,14 @@ class FrontEnd:
         return self.session.memory()
 
     def close(self) -> None:
-        """Leave the job. Collective; waits. On the way out of an error it joins nobody, so that this ends the job."""
+        """Leave the job. Collective; waits. With ``uneven="join"`` and an error about, which may be one that ends the
+        script, the end of the process does it: who has failed does not join.
+        """
+        error = sys.exc_info()[1]
+        if self.options.uneven == "join" and isinstance(error, Exception) and not isinstance(error, StopIteration):
+            return
         if not self._closed:
-            if not isinstance(sys.exc_info()[1], Exception):
-                self._meet()
+            self._meet()
             self.wait()
             self._tell_unsent()
             self.session.weights_holder.rest()

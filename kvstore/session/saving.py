@@ -66,7 +66,8 @@ def load_worker(session: Session, saved: Saved) -> None:
         worker.resumed()
         if bucket.id in session.local_steps:
             local, progress = session.local_steps[bucket.id], of_bucket(session, bucket, meta["optimizer_local"])
-            described.check_settings(local.optimizer, progress["settings"], "a local optimizer")
+            if described.known(local.optimizer):
+                described.check_settings(local.optimizer, progress["settings"], "a local optimizer")
             local.restore(below("optimizer_local/", flats), progress)
         declared.fill(session.weights_holder.codec_state(bucket), below("wire/", flats))
     if meta["versions"] and session.method.asynchronous:

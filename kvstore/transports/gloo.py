@@ -7,6 +7,7 @@ to all. All workers begin a session's sums in the order of its calls, whatever t
 session has process groups of its own for them.
 """
 import collections
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
@@ -281,8 +282,10 @@ class _Group:
 
     def _leave(self) -> None:
         engine.wait_all()
-        if self.open:
-            self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
+        if self.open:  # a worker that went would take its end of the others' sums with it
+            self._last = torch.from_numpy(np.zeros(1, np.float32))
+            with deadlines.waiting_for("the end of the job", self.timeout_s, LATE), contextlib.suppress(RuntimeError):
+                dist.all_reduce(self._last, group=self._totals)  # it fails if another has closed its stores, and gone
         if self.ours and dist.is_initialized():  # else the script has ended it
             dist.destroy_process_group()
         report("done", at=pulse.at)

@@ -193,7 +193,8 @@ class Rounds:
 
     def line(self) -> Line:
         """A new one; in the same order on every worker."""
-        line = Line(self._lines_made % self._most_lines * Line.TAGS)
+        place, again = self._lines_made, self._most_lines - 1
+        line = Line(Line.TAGS * (place and (place - 1) % again + 1))  # the first one, which stays, has its own
         self._lines_made += 1
         if None in self._lines:
             self._lines[self._lines.index(None)] = line

@@ -34,6 +34,11 @@ if sys.argv[1] == "closes" and store.rank == 1:
         raise OSError("a broken image")
     finally:
         store.close()
+if sys.argv[1] == "handles" and store.rank == 1:
+    try:
+        raise OSError("an end that the script expects")
+    except OSError:
+        store.close()
 if sys.argv[1] == "evaluates":
     store.barrier()
 if sys.argv[1] == "fails" and store.rank == 1:
@@ -78,7 +83,7 @@ def test_the_others_go_on_where_a_worker_that_has_ended_joins(store: str, server
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then, joins", [("fails", False), ("raises", True)])
+@pytest.mark.parametrize("then, joins", [("fails", False), ("raises", True), ("handles", True)])
 def test_a_worker_joins_that_ends_by_raising_status_0_and_not_by_a_message(then: str, joins: bool,
                                                                            tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -261,8 +261,8 @@ class Optimizer(torch.optim.Optimizer):
         if len(absent) == len(self.store._trained):
             self.store._warn("no parameter has a gradient at the first step(); was backward() called?")
         elif absent:
-            self.store._warn(f"no gradient at the first step() for {shown(', '.join(absent))}: the store takes zeros "
-                             "for it, so that weight decay and momentum still move these weights")
+            self.store._warn(f"no gradient at the first step() for {shown(', '.join(absent))} on this worker: the "
+                             "store takes zeros for it, so that weight decay and momentum still move these weights")
 
     def _described(self) -> List[Parameter]:
         """The parameters to train, in the model's order."""

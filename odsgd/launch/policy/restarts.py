@@ -38,7 +38,6 @@ class Attempt(NamedTuple):
         """The failure in words, without pids, times and other numbers."""
         return without_numbers(self.verdict.message.partition("\n")[0])
 
-
     def fails_as(self, before: "Attempt") -> bool:
         """Whether the same process has failed in the same way; of several that do, each may be heard of first."""
         now, then = self.verdict, before.verdict
