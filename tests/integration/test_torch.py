@@ -304,6 +304,8 @@ for t in range(3):
     assert (stores[0].allreduce(torch.full((8,), 1000.0)) == 2000).all()
     for optimizer in optimizers:
         optimizer.step()
+x = torch.arange(6.0).view(2, 3).t()
+assert (stores[0].allreduce(x.contiguous() if stores[0].rank else x) == 2 * x).all()
 for optimizer in optimizers:
     optimizer.synchronize()
 print("W " + " ".join(str(one[0].item()) for model in models for one in (model.w, model.u)))
