@@ -6,14 +6,13 @@ import contextlib
 import functools
 import os
 import sys
-import traceback
 import zlib
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from kvstore.engine.engine import NDArray
-from kvstore.errors import EXIT_FAILURE, ConfigError, KVStoreError, ProtocolError, StoreClosedError, shown
+from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
 from kvstore.fronts import sums
 from kvstore.job import ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES
@@ -438,9 +437,8 @@ class FrontEnd:
             return
         try:
             self.join()
-        except BaseException as error:  # else Python prints it and goes on
-            ours = isinstance(error, (ConfigError, KVStoreError))
-            ending.die(str(error) if ours else traceback.format_exc(), EXIT_FAILURE)
+        except BaseException as error:  # Python itself would print it and go on
+            sys.excepthook(type(error), error, error.__traceback__)
 
     def _idle(self) -> None:
         """Have nothing in flight; in an asynchronous job no worker has, so that all see the same global weights."""

@@ -10,6 +10,7 @@ the order of its calls; another session's may come before or behind them, as gra
 """
 import collections
 import contextlib
+import itertools
 import threading
 import traceback
 from functools import partial
@@ -174,11 +175,12 @@ class Rounds:
         self._resumed: Deque[int] = collections.deque()  # slots
         self._news = threading.Lock()  # free while there are any
         self._lines: List[Optional[Line]] = []  # line n has the slots from n * WINDOW on
-        self._lines_made, self._most_lines = 0, (mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1) // Line.TAGS
+        past = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 2 - Line.TAGS
+        self._tags = itertools.cycle(range(Line.TAGS, past, Line.TAGS))  # of sessions' lines
         self._slots: List[Optional[Round]] = []
         self._scratch: List[Pair] = []
         self._requests: List[Any] = []  # of slot n: 2 n receives, 2 n + 1 sends
-        self._totals = self.line()
+        self._totals = self._with_slots(Line(0))
         self._in_flight = 0  # requests
         self._moved = 0  # messages that have come or gone
         environment.shorten_switch_interval()
@@ -193,9 +195,9 @@ class Rounds:
 
     def line(self) -> Line:
         """A new one; in the same order on every worker."""
-        place, again = self._lines_made, self._most_lines - 1
-        line = Line(Line.TAGS * (place and (place - 1) % again + 1))  # the first one, which stays, has its own
-        self._lines_made += 1
+        return self._with_slots(Line(next(self._tags)))
+
+    def _with_slots(self, line: Line) -> Line:
         if None in self._lines:
             self._lines[self._lines.index(None)] = line
         else:

@@ -36,6 +36,11 @@ def mpi_job(workers: int, function: str, *arguments: Any, **variables: Any) -> "
                           env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
+def all_say_right(workers: int, function: str) -> None:
+    job = mpi_job(workers, function)
+    assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
+
+
 def start(timeout_s: float = 60.0) -> Rounds:
     connection = World(60.0)
     ending.end_well(connection.close)
@@ -99,8 +104,7 @@ def totals() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_totals(workers: int) -> None:
-    job = mpi_job(workers, "totals")
-    assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
+    all_say_right(workers, "totals")
 
 
 def many() -> None:
@@ -117,8 +121,7 @@ def many() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_rounds_come_to_an_end_however_many_wait(workers: int) -> None:
-    job = mpi_job(workers, "many")
-    assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
+    all_say_right(workers, "many")
 
 
 def cross() -> None:
@@ -144,8 +147,7 @@ def cross() -> None:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_rounds_of_different_lines_do_not_meet(workers: int) -> None:
-    job = mpi_job(workers, "cross")
-    assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
+    all_say_right(workers, "cross")
 
 
 def diverge() -> None:

@@ -39,7 +39,7 @@ class LegacyStore(Store):
         with mx.autograd.pause():  # a Trainer with row-sparse weights calls where a forward pass first reads them
             values = [as_list(its)[0].tostype("default") for _, its in each(key, value)]
             keys = [one for one, _ in each(key, value)]
-            self.broadcast(keys, values, out=[its.copy() for its in values])
+            super().broadcast(keys, values, out=[its.copy() for its in values])
             for one in keys:
                 self._keyed[one].own = self._keyed[one].weights[0]
 

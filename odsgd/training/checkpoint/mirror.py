@@ -124,8 +124,7 @@ class RemoteMirror(CheckpointMirror):
         folder, file = self._path(iteration), self._path(iteration, first)
         there = self._run(f"test ! -d {folder} || {{ rm -f {file} && sync {folder} && ls {folder}; }}").splitlines()
         names = " ".join([first, *filter(FILES.fullmatch, there)])
-        self._run(f"test ! -d {folder} || (cd {folder} && rm -f {names})")
-        self._run(f"rmdir {folder} 2>/dev/null || true")
+        self._run(f"test ! -d {folder} || (cd {folder} && rm -f {names}) && (rmdir {folder} 2>/dev/null || true)")
 
     def _path(self, iteration: int, name: str = "") -> str:
         return shlex.quote(f"{self._folder}/{iteration}/{name}")

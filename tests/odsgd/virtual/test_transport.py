@@ -107,6 +107,16 @@ def test_the_times_decide_what_an_asynchronous_server_does(store: str) -> None:
         assert order != another and not np.array_equal(path, changed)
 
 
+def begun(stage: VirtualStage, store: Any, away_ns: int) -> Any:
+    """The weights of a store that trains on this stage now, where worker 0 fails in its third step for so long."""
+    w = mx.nd.ones(3) * 5
+    store.broadcast(0, w, w)
+    store.begin()
+    assert stage.simulation is not None
+    stage.simulation.passes.away = lambda m, t: away_ns * ((m, t) == (0, 3))  # type: ignore[method-assign]
+    return w
+
+
 @pytest.mark.parametrize("store, fourth", [
     ("decoupled", 5 - 0.7 * (0.4 + 0.36) - 0.1),  # two rounds of the other's, whose third is open; then its own step
     ("async_diloco", 5 - 3 * 0.7 * 0.4 / 2 - 0.7 * 0.1 / 2)])  # three of the other's; its own step is sent at once
@@ -117,11 +127,7 @@ def test_a_worker_that_fails_comes_back_with_the_servers_weights(store: str, fou
     def work(transport: Any) -> Tuple[List[float], float]:
         made = kvstore.create(store, transport, H=4, momentum_outer=0.0)
         made.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
-        w, path = mx.nd.ones(3) * 5, []
-        made.broadcast(0, w, w)
-        made.begin()
-        assert stage.simulation is not None
-        stage.simulation.passes.away = lambda m, t: 10 ** 9 * ((m, t) == (0, 3))  # type: ignore[method-assign]
+        w, path = begun(stage, made, 10 ** 9), []
         for _ in range(12):
             made.pushpull(0, mx.nd.ones(3), out=w)
             path.append(float(w.asnumpy()[0]))
@@ -140,11 +146,7 @@ def test_a_worker_that_comes_back_begins_its_own_steps_anew(name: str, settings:
     def work(transport: Any) -> List[float]:
         made = kvstore.create("async_diloco", transport, H=40)
         made.set_optimizer(mx.optimizer.create(name, learning_rate=0.1, **settings))
-        w, path = mx.nd.ones(3) * 5, []
-        made.broadcast(0, w, w)
-        made.begin()
-        assert stage.simulation is not None
-        stage.simulation.passes.away = lambda m, t: 10 ** 6 * ((m, t) == (0, 3))  # type: ignore[method-assign]
+        w, path = begun(stage, made, 10 ** 6), []
         for t in range(5):
             made.pushpull(0, mx.nd.ones(3) * (t % 3 + 1), out=w)
             path.append(float(w.asnumpy()[0]))
