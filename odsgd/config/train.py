@@ -132,6 +132,7 @@ class TrainConfig(TrainOptions):
         """The options that keep a run with configuration `saved` (a `to_dict()`) from being resumed with this one."""
         names = [field.name for field in self._fields() if field.metadata["result"]]
         names += ["epochs"] if self.lr_decay == "poly" else []
+        names += ["weights"] if self.weights is not None else []  # of the beginning; the file need not be there now
         mine = self.to_dict()
         pairs = [(key, saved.get(key), mine[key]) for key in names]
         pairs.append(("devices of a worker", _device_count(saved), _device_count(mine)))

@@ -352,6 +352,10 @@ def test_what_changes_a_result_keeps_a_run_from_being_resumed_and_nothing_else()
     assert config.mismatches(saved) == ["model: lenet in the saved run, mlp now", "lr: 0.1 in the saved run, 0.2 now",
                                         "devices of a worker: 1 in the saved run, 2 now"]
     assert config.mismatches(config.to_dict()) == []
+    begun = TrainConfig(weights="w.params").to_dict()
+    assert TrainConfig().mismatches(begun) == TrainConfig(weights="w.params").mismatches(begun) == []
+    assert TrainConfig(weights="w.params").mismatches(TrainConfig().to_dict()) == \
+        ["weights: None in the saved run, w.params now"]
     assert TrainConfig(lr_decay="poly").mismatches(TrainConfig(lr_decay="poly", epochs=3).to_dict()) == \
         ["epochs: 3 in the saved run, 10 now"]
 
