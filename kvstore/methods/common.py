@@ -15,13 +15,15 @@ class Options:
     """Options of every method."""
 
     reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "what is made of the workers' gradients of "
-                            "one round: their mean, or their sum as on MXNet's servers")
+                            "one round: their mean, or (stores with rounds of several workers) their sum, as on "
+                            "MXNet's servers")
     bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
                                           otherwise="what suits the transport", result=False)
     timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0, at_most=2e6), "longest wait for another process, in "
                               "seconds", group="Run", result=False)
     uneven: str = option("wait", one_of("way", ("wait", "join")), "when a worker's data end before the others': wait "
-                         "for it; or join: it takes part without a gradient until all have ended", group="Run")
+                         "for it; or (synchronous stores but sasgd) join: it takes part without a gradient until all "
+                         "have ended", group="Run")
     on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient or the loss is infinite or not a number: "
                          "stop the job and say where; find: the same, and each worker checks all that it sends, so "
                          "that the worker is always named; skip: all workers leave the round out; continue: go on "

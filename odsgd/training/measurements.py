@@ -52,7 +52,7 @@ class Measurements:
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
-        if not math.isfinite(sums.loss) and self._config.options.on_nan == "stop":
+        if not math.isfinite(sums.loss) and self._config.options.on_nan in ("stop", "find"):
             raise DivergedError(
                 f"iteration {iteration}: the loss of this worker is {sums.mean_loss} "
                 f"({self._schedule.settings(iteration)}). Lower lr or lr_local, or lengthen warmup or lr_warmup; "

@@ -161,6 +161,12 @@ def test_a_loss_that_is_not_finite_is_met_with_a_shrug_if_asked(tmp_path: Path) 
     assert records(tmp_path, "epoch")[-1]["train_loss"] is None
 
 
+@pytest.mark.parametrize("answer", ["stop", "find"])
+def test_a_loss_that_is_not_finite_is_told_long_before_the_next_exchange(tmp_path: Path, answer: str) -> None:
+    with pytest.raises(DivergedError, match=r"iteration [1-4]: the loss of this worker is nan"):
+        train_together([tiny(tmp_path, kvstore="diloco", lr=1e30, H=1000, epochs=3, on_nan=answer)])
+
+
 def test_the_worker_that_sees_it_first_stops_the_others(tmp_path: Path) -> None:
     config = tiny(tmp_path, kvstore="odsgd", lr=1e30, lr_local=0.5, warmup=1)
     with pytest.raises(DivergedError, match=r"lr_local 0\.5, .*optimizer sgd.* warmup 1.* optimizer_local sgd"):
