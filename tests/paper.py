@@ -201,8 +201,9 @@ def largest(x: np.ndarray, k: int, few: bool, chunk: int = 4096) -> np.ndarray:
     sent = np.zeros_like(x)
     for start in range(0, x.size, chunk):
         at = start + np.argsort(-np.abs(x[start:start + chunk]))[:k]
+        at = at[x[at] != 0]
         size = np.abs(x[at])
-        above = size > size.mean()
+        above = size > size.sum() / max(1, size.size)
         for which in (above, ~above):
             if which.any():
                 sent[at[which]] = np.sign(x[at[which]]) * (size[which].mean() if few else size[which])

@@ -314,6 +314,9 @@ class Largest(Codec):
         chunks.reshape(-1)[:values.size] = values
         first = np.argpartition(-np.abs(chunks), self._each - 1, axis=1)[:, :self._each]
         places = np.sort(first, axis=1)
+        size = np.abs(np.take_along_axis(chunks, places, axis=1))
+        moved = size > 0  # where fewer have than k, the largest is sent again: four values have no 0 among them
+        places = np.where(moved, places, np.take_along_axis(places, size.argmax(axis=1)[:, None], axis=1))
         sent = np.take_along_axis(chunks, places, axis=1)
         parts = message.reshape(len(chunks), self._nbytes)
         bits = np.unpackbits(places.astype(">u2").view(np.uint8).reshape(len(chunks), self._each, 2), axis=2)[:, :, 4:]
@@ -321,9 +324,8 @@ class Largest(Codec):
         if not self.two_bit_values:
             parts[:, self._end:] = sent.view(np.uint8)
             return
-        size = np.abs(sent)
-        above = size > size.mean(axis=1, keepdims=True)
-        levels = [np.where(which, size, 0).sum(axis=1) / np.maximum(which.sum(axis=1), 1) for which in (~above, above)]
+        above = np.abs(sent) > _means(size, moved)[:, None]
+        levels = [_means(size, moved & which) for which in (~above, above)]
         parts[:, self._end:self._end + 8] = np.stack(levels, axis=1).astype(np.float32).view(np.uint8)
         codes = np.stack([sent < 0, above], axis=2)
         parts[:, self._end + 8:] = np.packbits(codes.reshape(len(chunks), -1), axis=1)
@@ -342,6 +344,12 @@ class Largest(Codec):
             sent = np.ascontiguousarray(parts[:, self._end:]).view(np.float32)
         np.put_along_axis(chunks, places, sent.astype(np.float32), axis=1)
         values[:] = chunks.reshape(-1)[:values.size]
+
+
+def _means(values: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Of each row's values that are meant; 0 where none is."""
+    means: np.ndarray = np.where(which, values, 0).sum(axis=1) / np.maximum(which.sum(axis=1), 1)
+    return means
 
 
 CODECS: Dict[str, Type[Codec]] = {"none": Plain, "float16": Float16, "bfloat16": BFloat16, "truncate": Truncate,

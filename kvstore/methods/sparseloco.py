@@ -24,7 +24,8 @@ How the loop is cut. The worker's and the server's as in `diloco`; between them 
 
 A chunk is 4,096 floats of a bucket in its order, the last one filled up with zeros.
 Reading: Q has four values per chunk: plus and minus the mean magnitude of those sent that are above their average, and
-of those below. With k = 4,096 and 32 bits all travels, e_m stays 0, and this is `diloco` with the same lr_outer.
+of those below. A float that has not moved is never sent. With k = 4,096 and 32 bits all travels, e_m stays 0, and this
+is `diloco` with the same lr_outer.
 Reading: the paper's workers each gather all q_m; here servers add them, and weights come back as they are, or as
 `codec_weights` has their changes. A q_m is not scaled to the median length.
 Deviation: momentum_outer may be given; the paper has none.

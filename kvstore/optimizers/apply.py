@@ -29,13 +29,14 @@ class Applied(Update):
         self.state: Any = None
 
     def start(self, w: NDArray) -> None:
-        self.state = self.optimizer.create_state_multi_precision(self.index, self._shaped(w))
+        self.state, self._size = self.optimizer.create_state_multi_precision(self.index, self._shaped(w)), w.size
 
     def arrays(self) -> Dict[str, NDArray]:
         return described.state_arrays(self.state)
 
     def facts(self) -> Dict[str, Any]:
         """What the optimizer remembers beside arrays, as JSON: its count of updates, and settings it changes itself."""
+        described.check_state(self.optimizer, self.state, self._size)
         count = self.optimizer._index_update_count.get(self.index, self.optimizer.begin_num_update)
         return {"count": count, **described.describe(self.optimizer)}
 

@@ -3,7 +3,7 @@ import importlib
 import inspect
 import json
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
@@ -63,9 +63,13 @@ def outer_sgd(lr: float, momentum: float) -> Optimizer:
 
 
 def _check_works(optimizer: Optimizer) -> None:
-    if known(optimizer) and type(optimizer).__name__ == "DCASGD" and optimizer.momentum:  # it asks: is an array true?
+    name = type(optimizer).__name__ if known(optimizer) else ""
+    if name == "DCASGD" and optimizer.momentum:  # it asks: is an array true?
         raise ConfigError("optimizer `dcasgd` of MXNet 1.9.1 fails with momentum; set that to 0, or take `dcasgd_c`, "
                           "which compensates from the weights after its last update and not before it")
+    if name == "LBSGD" and optimizer.batch_scale > 1:
+        raise ConfigError("optimizer `lbsgd` with batch_scale above 1 keeps gradients where no checkpoint finds them; "
+                          "set it to 1")
 
 
 # -- any optimizer, on flat arrays -----------------------------------------------------------------------------------
@@ -86,12 +90,27 @@ def known(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith(("mxnet.", "kvstore."))
 
 
-def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:
+def state_arrays(state: Any) -> Dict[str, NDArray]:
     """All arrays of an optimizer's state, by names that depend on the optimizer alone."""
-    if engine.is_array(state):
-        return {name: state}
-    parts = enumerate(state) if isinstance(state, (tuple, list)) else getattr(state, "__dict__", {}).items()
-    return {found: array for key, part in parts for found, array in state_arrays(part, f"{name}/{key}").items()}
+    return {name: part for name, part in _parts(state) if engine.is_array(part)}
+
+
+def _parts(state: Any, name: str = "state") -> Iterator[Tuple[str, Any]]:
+    inner = enumerate(state) if isinstance(state, (tuple, list)) else getattr(state, "__dict__", {}).items()
+    if engine.is_array(state) or not (isinstance(state, (tuple, list)) or hasattr(state, "__dict__")):
+        yield name, state
+        return
+    for key, part in inner:
+        yield from _parts(part, f"{name}/{key}")
+
+
+def check_state(optimizer: Optimizer, state: Any, size: int) -> None:
+    """ConfigError if a saved state would lack a part of this one."""
+    for _, part in _parts(state):
+        if part is not None and not (engine.is_array(part) and part.size == size):
+            what = f"an array of shape {part.shape}" if engine.is_array(part) else f"a {type(part).__name__}"
+            raise ConfigError(f"the state of optimizer {type(optimizer).__name__} has {what}, which cannot be saved "
+                              f"beside {size} weights; let it be arrays of the weights' shape")
 
 
 def state_names(optimizer: Optimizer) -> List[str]:

@@ -21,7 +21,16 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
-from kvstore.messages.header import ANSWER_FLOATS, FETCH, HEADER, SUM_SIZES, pieces, read_piece, sum_message
+from kvstore.messages.header import (
+    ANSWER_FLOATS,
+    FETCH,
+    HEADER,
+    SUM_SIZES,
+    pieces,
+    read_piece,
+    sum_message,
+    sum_of_lengths,
+)
 from kvstore.transports.joining import Answers, Joined
 from kvstore.transports.servers import ParameterServers
 
@@ -88,7 +97,7 @@ class Connection(Joined):
 
     def _take_sum(self, key: int, size: int, length: int, pushed: NDArray) -> np.ndarray:
         answer: np.ndarray = pushed.asnumpy()
-        lengths = int(answer[1 - HEADER])
+        lengths = sum_of_lengths(answer)
         if self.synchronous and lengths != self.num_workers * length:  # MXNet adds up whatever comes
             raise ProtocolError(f"worker {self.worker_rank} adds up {length} numbers, and all {self.num_workers} "
                                 f"workers together {lengths}; all make the same collective calls, in the same order")

@@ -55,7 +55,7 @@ class WeightsOnWorkers(GlobalWeights):
         for bucket in setup.buckets:
             w = weights(bucket)
             mine = self.mine(bucket, w)
-            shape = bucket.shape if mine.size == bucket.size else mine.shape
+            shape = bucket.shape if mine.size == bucket.size else [1] * len(bucket.shape or [1])
             self.updates[bucket.id] = QueuedOptimizer(optimizer, bucket.id, shape)
             self.updates[bucket.id].start(mine)
             self._weights[bucket.id] = engine.InTurn(w.size, w.context, 2, first=[w])

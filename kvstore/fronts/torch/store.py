@@ -196,7 +196,8 @@ class TorchStore(FrontEnd):
     def _share(self) -> None:
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
         real = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
-        rest = {name: held(one).detach().cpu().contiguous() for name, one in self._tensors.items() if name not in real}
+        rest = {name: held(one).detach().cpu().resolve_conj().contiguous() for name, one in self._tensors.items()
+                if name not in real}
         for name, flat in sums.from_worker_0(
                 self.session.transport, real, lambda name: self._numbers(self._tensors[name]),
                 {name: one.reshape(-1).view(torch.uint8).numpy() for name, one in rest.items() if one.numel()}):

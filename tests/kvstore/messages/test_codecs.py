@@ -132,6 +132,14 @@ def test_the_largest_of_each_chunk_keep_their_places() -> None:
         through("largest:3", np.array([np.inf], np.float32))
 
 
+def test_what_has_not_moved_is_not_sent_among_the_largest() -> None:
+    values = np.zeros(4096 + 40, np.float32)
+    values[[7, 9, 11, 4100, 4101]] = 1, -3, 1, 1, 3
+    for name in ("largest:64", "largest_2bit:64"):
+        np.testing.assert_array_equal(through(name, values), values)
+        np.testing.assert_array_equal(through(name, 0 * values), 0 * values)
+
+
 def test_nan_and_infinity_survive_truncate() -> None:
     bits = np.array([0x7f800000, 0xff800000, 0x7f800001, 0xff800001, 0x7fc00000, 0x3f800000], np.uint32)
     decoded = through("truncate", bits.view(np.float32))

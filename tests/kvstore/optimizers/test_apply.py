@@ -8,6 +8,7 @@ import pytest
 
 import kvstore
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
 from kvstore.methods import local_optimizers
 from kvstore.optimizers import compensated as registered
 from kvstore.optimizers import torch_formulas
@@ -154,6 +155,31 @@ def test_mxnet_has_every_optimizer_listed_and_momentum_where_we_say() -> None:
     with_momentum = {name for name in local_optimizers.NAMES
                      if "momentum" in inspect.signature(REGISTRY[name]).parameters}
     assert {*with_momentum, *local_optimizers.COMPENSATED} == set(local_optimizers.WITH_MOMENTUM)
+
+
+class OwnState(mx.optimizer.SGD):
+    made: Any = None
+
+    def create_state(self, index: int, weight: NDArray) -> Any:
+        return [mx.nd.zeros(weight.shape), self.made]
+
+
+@pytest.mark.parametrize("made, what", [(1.0, "a float"), ({}, "a dict"), (mx.nd.zeros(1), r"an array of shape \(1,\)"),
+                                        (mx.nd.zeros((2, 2, 3)), r"an array of shape \(2, 2, 3\)")])
+def test_a_state_of_which_a_part_would_be_lost_is_not_saved(made: Any, what: str) -> None:
+    optimizer = OwnState()
+    OwnState.made = made
+    update = QueuedOptimizer(optimizer, 0, (2, 3))
+    update.start(mx.nd.zeros(6))
+    with pytest.raises(ConfigError, match=f"the state of optimizer OwnState has {what}, which cannot be saved"):
+        update.facts()
+
+
+@pytest.mark.parametrize("name", local_optimizers.MXNET)
+def test_the_state_of_each_listed_optimizer_is_saved(name: str) -> None:
+    update = QueuedOptimizer(mx.optimizer.create(name), 0, (2, 3))
+    update.start(mx.nd.zeros(6))
+    assert update.facts()["count"] == 0 and all(array.size == 6 for array in update.arrays().values())
 
 
 @pytest.mark.parametrize("name", local_optimizers.COMPENSATED)

@@ -129,6 +129,11 @@ def test_mxnets_dcasgd_with_momentum_which_fails_is_refused_by_name() -> None:
         described.describe(mx.optimizer.DCASGD(momentum=0.5))
 
 
+def test_gradients_that_lbsgd_keeps_for_itself_are_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_scale above 1"):
+        described.describe(mx.optimizer.create("lbsgd", batch_scale=2))
+
+
 def test_an_unknown_local_optimizer_gets_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="unknown optimizer_local `dcasgd_x`; did you mean `dcasgd_"):
         described.create_local("dcasgd_x", {}, mx.optimizer.SGD())

@@ -74,6 +74,25 @@ def test_the_workers_together_keep_one_state_which_is_that_of_the_servers(optimi
             np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
+class TwoDimensional(mx.optimizer.SGD):
+    """As `groupadagrad`, it looks at a weight's shape."""
+
+    def create_state(self, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:
+        return mx.nd.zeros((weight.shape[0], weight.shape[1]))
+
+
+def test_an_optimizer_that_looks_at_shapes_sees_a_matrix_where_a_worker_owns_nothing_of_it() -> None:
+    def work(transport: Transport) -> float:
+        store, w = kvstore.create("ssgd", transport), mx.nd.ones((2, 3))
+        store.set_optimizer(TwoDimensional(learning_rate=0.5))
+        store.broadcast(0, w, w)
+        store.pushpull(0, mx.nd.ones((2, 3)), out=w)
+        return float(w.sum().asscalar())
+
+    stage = Stage(2)
+    assert stage.run(work, stage.sharded_worker) == [3, 3]
+
+
 def test_nothing_of_a_sum_is_kept_once_it_is_there() -> None:
     stage, stores = Stage(2), []
 

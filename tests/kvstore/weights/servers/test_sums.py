@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kvstore.engine import engine
-from kvstore.messages.header import FETCH, HEADER, sum_message
+from kvstore.messages.header import FETCH, HEADER, sum_message, sum_of_lengths
 from kvstore.weights.servers.sums import CollectiveSum
 
 
@@ -23,3 +23,12 @@ def test_a_sum_that_has_been_told_stays_as_it_was(tmp_path: Path, monkeypatch: p
     (tmp_path / "lost").write_text("1\n")
     assert told(FETCH) == (5, 1)
     assert told(1, 7) == (5, 1)  # it was given up and lives
+
+
+@pytest.mark.parametrize("workers, length", [(2, 1), (600, 28_939), (4096, 32_767)])
+def test_the_lengths_of_all_workers_add_up_exactly_in_floats(workers: int, length: int) -> None:
+    pushed = sum_message(np.zeros(length, np.float32), length, 1, 0)
+    total = pushed.copy()
+    for _ in range(workers - 1):
+        total[-HEADER:] += pushed[-HEADER:]
+    assert sum_of_lengths(total) == workers * length
