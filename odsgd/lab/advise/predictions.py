@@ -93,8 +93,11 @@ class Oracle:
         self._paces: Dict[Hashable, times.Pace] = {}
 
     def alone_s(self) -> float:
-        """Seconds of an iteration of one worker alone, on average, with its pauses and failures."""
-        return PassTimes(dataclasses.replace(self.cluster, workers=1), [], self.parameters).mean(of_slowest=True) / NS
+        """Seconds of an iteration of one worker alone, the fastest, on average, with its pauses and failures."""
+        compute = self.cluster.compute
+        speed = max(compute.speeds.get(m, 1.0) for m in range(self.cluster.workers))
+        alone = VirtualCluster(workers=1, compute=dataclasses.replace(compute, speeds={0: speed}))
+        return PassTimes(alone, [], self.parameters).mean(of_slowest=True) / NS
 
     def prepare(self, systems: Sequence[System], workers: int, told: Callable[[int, int, str], None]) -> None:
         """Simulate what these need, on all cores where that is much.

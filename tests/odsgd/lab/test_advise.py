@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
@@ -184,6 +185,22 @@ def test_one_worker_alone_pauses_and_fails_too(tmp_path: Path, compute: str, alo
     said = advice(str(uneven), "--stores", "asgd", "--servers", "auto", "--rate", "10gbit")
     assert said.compute_s == pytest.approx(alone_s)
     assert 3.5 < float(re.findall(r"([\d.]+) times one worker alone", report.sentences(said)[0])[0]) <= 4
+
+
+EXAMPLE, = re.findall(r"^    # cluster\.yaml: 30 workers(?s:.*?)\n\n",
+                      (measured.ROOT / "docs/how-to/virtual.md").read_text(encoding="utf-8"), re.M)
+
+
+@pytest.mark.parametrize("cluster, alone_s", [
+    (EXAMPLE, 0.1), ("{workers: 4, hosts: {worker2: {goodput: 100mbit}}}", 0.1),
+    ("{workers: 4, servers: 2, placement: beside}", 0.1), ("{workers: 4, compute: {speeds: {0: 0.5}}}", 0.1),
+    ("{workers: 2, compute: {speeds: {0: 0.5, 1: 0.8}}}", 0.125)])
+def test_one_worker_alone_is_the_fastest_whatever_is_said_of_the_others(tmp_path: Path, cluster: str, alone_s: float
+                                                                        ) -> None:
+    described = tmp_path / "described.yaml"
+    described.write_text(textwrap.dedent(cluster), encoding="utf-8")
+    said = advice(str(described), "--model", "50k", "--systems", "ssgd@1")
+    assert said.compute_s == pytest.approx(alone_s)
 
 
 def gains(said: report.Advice) -> Dict[str, float]:
