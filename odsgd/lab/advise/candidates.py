@@ -55,9 +55,11 @@ def coded_alike(system: System) -> Optional[System]:
 
 
 def linked(cluster: VirtualCluster, rate: float) -> VirtualCluster:
-    """The cluster with all links of one rate, in bytes per second."""
-    link = dataclasses.replace(cluster.links, goodput=Quantity(PAYLOAD * rate))
-    return dataclasses.replace(cluster, links=link, hosts={})
+    """The cluster with all links of one rate, in bytes per second; hosts that differ otherwise still do."""
+    goodput = Quantity(PAYLOAD * rate)
+    links = dataclasses.replace(cluster.links, goodput=goodput)
+    rated = {name: dataclasses.replace(link, goodput=goodput) for name, link in cluster.hosts.items()}
+    return dataclasses.replace(cluster, links=links, hosts={name: link for name, link in rated.items() if link != links})
 
 
 def placed(cluster: VirtualCluster, system: System, workers: int) -> VirtualCluster:

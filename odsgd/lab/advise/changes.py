@@ -61,11 +61,14 @@ def faster(cluster: VirtualCluster) -> Dict[str, VirtualCluster]:
         return dataclasses.replace(cluster, **{part: _multiplied(getattr(cluster, part), 0.5, *names)})
 
     uplinks = cluster.racks and _multiplied(cluster.racks, 2, "goodput")
-    return {"twice the goodput of all links": dataclasses.replace(linked(2, "goodput"), racks=uplinks),
-            "half the latency of all links": linked(0.5, "latency"),
-            "half the time of the passes": halved("compute", "iteration"),
-            "half the work of a server": halved("server"),
-            "half the work of a worker's host": halved("worker")}
+    found = {"twice the goodput of all links": dataclasses.replace(linked(2, "goodput"), racks=uplinks),
+             "half the latency of all links": linked(0.5, "latency"),
+             "half the time of the passes": halved("compute", "iteration"),
+             "half the work of a server": halved("server"),
+             "half the work of a worker's host": halved("worker")}
+    if cluster.codecs:
+        found["half the work of the codecs at both ends"] = _multiplied(cluster, 0.5, "codecs")
+    return found
 
 
 def _multiplied(part: Any, by: float, *names: str) -> Any:

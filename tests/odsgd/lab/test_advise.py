@@ -1,6 +1,7 @@
 """The adviser: what it looks at, what it expects, and what it says, on clusters that can be worked out by hand."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import textwrap
@@ -12,12 +13,12 @@ import pytest
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Parameter
 from odsgd.lab.advise import cli, knowledge, report
-from odsgd.lab.advise.candidates import candidates, placed
+from odsgd.lab.advise.candidates import candidates, linked, placed
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.advise.predictions import Oracle
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import parse
-from odsgd.virtual.description import VirtualCluster, of
+from odsgd.virtual.description import Quantity, VirtualCluster, of
 from scripts.maintain import measured
 
 PROFILE = """
@@ -80,6 +81,13 @@ def test_what_a_profile_says_of_single_hosts_stays_where_they_are_there() -> Non
     assert (two.workers, two.servers, two.compute.speeds) == (2, 2, {1: 2.0})
     assert {name: link.goodput for name, link in two.hosts.items()} == {"server0": 1.25e9, "server1": 1.25e9}
     assert placed(cluster, parse("ssgd"), 4).placement == "beside"
+
+
+def test_a_rate_leaves_the_rest_of_what_a_profile_says_of_single_hosts() -> None:
+    cluster = of({"hosts": {"worker1": {"goodput": "1mbit", "latency": "40ms"}, "server0": {"goodput": "10gbit"}}})
+    rated = linked(cluster, 125e6)
+    assert rated.hosts == {"worker1": dataclasses.replace(rated.links, latency=Quantity(0.04))}
+    assert rated.links == dataclasses.replace(cluster.links, goodput=Quantity(0.954 * 125e6))
 
 
 # --- what is expected -------------------------------------------------------------------------------------------------
@@ -313,6 +321,16 @@ def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) ->
     said = advice(profile, "--stores", "pipesgd", "--rate", "200mbit")
     assert [found.system.label for found in said.predictions] == ["pipesgd:codec=truncate", "pipesgd"]
     assert gains(said)["codec `none`"] == pytest.approx(-0.5, abs=0.1)
+
+
+def test_codecs_at_both_ends_are_a_change_of_their_own(profile: str) -> None:
+    """A server decodes and encodes 4 MB for each of four workers; links and passes take less."""
+    Path(profile).write_text(PROFILE + "codecs: {quantize: 20ms}", encoding="utf-8")
+    said = advice(profile, "--systems", "ssgd:codec=quantize:codec_weights=quantize@1,ssgd@1", "--rate", "200mbit",
+                  "--compute", "20ms", "--now", "ssgd:codec=quantize:codec_weights=quantize@1")
+    assert gains(said)["half the work of the codecs at both ends"] > 0.4
+    assert abs(gains(said)["half the work of a worker's host"]) < 0.01
+    assert "half the work of the codecs at both ends gains " in report.text(said, 0, 0)
 
 
 def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
