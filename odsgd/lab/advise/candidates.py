@@ -59,7 +59,8 @@ def linked(cluster: VirtualCluster, rate: float) -> VirtualCluster:
     goodput = Quantity(PAYLOAD * rate)
     links = dataclasses.replace(cluster.links, goodput=goodput)
     rated = {name: dataclasses.replace(link, goodput=goodput) for name, link in cluster.hosts.items()}
-    return dataclasses.replace(cluster, links=links, hosts={name: link for name, link in rated.items() if link != links})
+    others = {name: link for name, link in rated.items() if link != links}
+    return dataclasses.replace(cluster, links=links, hosts=others)
 
 
 def placed(cluster: VirtualCluster, system: System, workers: int) -> VirtualCluster:

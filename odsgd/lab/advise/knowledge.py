@@ -70,8 +70,10 @@ def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence
         found.append("links that differ")
     if cluster.racks is not None:
         found.append("racks")
-    if cluster.compute.draws.kind != "constant" or cluster.compute.speeds:
-        found.append("passes that differ from worker to worker")
+    random = cluster.compute.draws.kind in ("lognormal", "pareto") or cluster.compute.failures is not None
+    if random or cluster.compute.draws.kind != "constant" or cluster.compute.speeds:
+        found.append("passes that differ from worker to worker" + random * (
+            ", drawn for few iterations: another `seed` in the description shows how much that matters"))
     if _rare(cluster.compute):
         found.append(f"waiting for pauses or failures that come less often than every {MOST} iterations, of which no "
                      "more are simulated: workers that wait for each other may be slower")

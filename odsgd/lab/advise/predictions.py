@@ -13,6 +13,7 @@ add what they keep.
 import contextlib
 import dataclasses
 import itertools
+import math
 import multiprocessing
 from typing import Any, Callable, Dict, Hashable, Mapping, Sequence, Tuple
 
@@ -136,6 +137,9 @@ class Oracle:
                cluster.worker.stores.get(job.system.name, 0.0))
         least, most = ITERATIONS
         counted = max(min(max(-(-OF_ALL // job.workers), least), most), 2 * job.period)
+        draws = cluster.compute.draws
+        if draws.kind == "pauses" and draws.values[0] <= most:  # as many of each worker as on average
+            counted = math.ceil(counted / draws.values[0]) * int(draws.values[0])
         return ((job.system.servers, job.workers, job.transport, asked, job.turns(), job.traffic, own,
                  job.given.get("n")),
                 (cluster, job.system.name, self.parameters, job.given, WARM_UP + counted, WARM_UP, job.transport))

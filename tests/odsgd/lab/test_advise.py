@@ -144,6 +144,13 @@ def test_an_asynchronous_worker_beside_its_server_waits_for_no_link_of_the_other
     assert found.bound_s <= found.iteration_s < 0.5 * found.loads["server's link"]
 
 
+def test_pauses_come_as_often_as_they_do_in_a_long_run() -> None:
+    """Each of two workers pauses once in nine iterations, and the other one waits."""
+    found, plain = (oracle(compute={"iteration": "100ms", "draws": draws}).predict(parse("ssgd@1"), 2)
+                    for draws in ("pauses:9:900ms", "constant"))
+    assert found.iteration_s - plain.iteration_s == pytest.approx(2 * 0.9 / 9, rel=0.01)
+
+
 @pytest.mark.parametrize("system, mean, largest", [("ssgd@1", 0, 0), ("dsync", 0, 0), ("odsgd@1", 1, 1),
                                                    ("delayed:transport=ring", 1, 1), ("pipesgd:K=3", 2, 2),
                                                    ("asgd@1", 3, 3), ("softsync:n=1@1", 1, 1)])
@@ -300,7 +307,9 @@ def test_links_that_differ_and_racks_were_not_checked() -> None:
     described: List[VirtualCluster] = [of({"hosts": {"worker0": {"goodput": "500mbit"}}}), of({"racks": {"hosts": 2}}),
                                        of({"compute": {"draws": "lognormal:0.1"}}), of({"links": {"latency": "80ms"}})]
     assert [knowledge.beyond(cluster, 10 ** 6, 2, [parse("odsgd")]) for cluster in described] == [
-        ["links that differ"], ["racks"], ["passes that differ from worker to worker"],
+        ["links that differ"], ["racks"],
+        ["passes that differ from worker to worker, drawn for few iterations: another `seed` in the description shows "
+         "how much that matters"],
         ["a latency of 80 ms (checked: to 50 ms)"]]
     coded = [parse("pipesgd:codec=quantize"), parse("delayed")]
     assert knowledge.beyond(of({}), 10 ** 6, 2, coded) == [
@@ -314,6 +323,14 @@ def test_links_that_differ_and_racks_were_not_checked() -> None:
 def test_pauses_and_failures_that_the_simulation_is_too_short_for_are_said(compute: Dict[str, Any], rare: bool) -> None:
     found = knowledge.beyond(of({"compute": {"iteration": "100ms", **compute}}), 10 ** 6, 2, [parse("odsgd")])
     assert any("pauses or failures" in what for what in found) == rare
+
+
+@pytest.mark.parametrize("compute, drawn", [
+    ({"draws": "pareto:2"}, True), ({"failures": "0.5s:5s"}, True), ({"draws": "pauses:8:5s"}, False),
+    ({"speeds": {1: 0.5}}, False)])
+def test_that_few_iterations_are_drawn_is_said(compute: Dict[str, Any], drawn: bool) -> None:
+    differ, = knowledge.beyond(of({"compute": compute}), 10 ** 6, 2, [parse("odsgd")])
+    assert differ.startswith("passes that differ from worker to worker") and (", drawn for few" in differ) == drawn
 
 
 def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) -> None:
