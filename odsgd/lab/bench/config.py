@@ -145,6 +145,11 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if not self.systems:
             raise ConfigError("no systems: say what to measure, e.g. --systems mxnet/dist_sync@1,ssgd,odsgd")
+        for key in ("systems", "models", "compute", "workers", "rates"):
+            named = list(map(str, getattr(self, key)))
+            twice = next((text for text in named if named.count(text) > 1), None)
+            if twice is not None:
+                raise ConfigError(f"{key}: `{twice}` is there more than once; name each once")
         foreign = [system.label for system in self.systems
                    if system.name in systems.FOREIGN or system.worker != systems.System.worker]
         if foreign and self.dtype != "float32":

@@ -112,7 +112,9 @@ def _goodputs(cluster: Optional[Cluster]) -> List[float]:
 def job(config: BenchConfig, cluster: Optional[Cluster], rate: str, goodput: float, workers: int, system: System,
         group: Sequence[str]) -> List[Reading]:
     """Measure some models in one job of a system."""
-    stints = {(model, compute): Stint.of(config, model, compute, workers, goodput, max(system.intervals(workers)))
+    push, fetch = system.intervals(workers)
+    period = push * fetch // math.gcd(push, fetch)
+    stints = {(model, compute): Stint.of(config, model, compute, workers, goodput, period)
               for model in group for compute in config.computes(model)}
     with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:
         flags = ["-n", str(workers), "-s", system.servers or "0", *(["-H", cluster.hostfile] if cluster else []),
@@ -211,7 +213,7 @@ class Stint(NamedTuple):
     @classmethod
     def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float,
            period: int) -> "Stint":
-        """`period`: iterations from one exchange to the next; whole ones are measured, after a whole one."""
+        """`period`: iterations after which pushes and fetches recur; whole ones are measured, after a whole one."""
         wire_ms = 1000 * workers * nbytes(model) / (goodput if math.isfinite(goodput) else LOOPBACK_GUESS)
         compute_ms = compute.milliseconds(wire_ms)
         iterations = round(1000 * config.seconds / (compute_ms + wire_ms))

@@ -174,7 +174,8 @@ def test_as_many_iterations_as_fill_the_time_asked_for() -> None:
 
 
 def test_whole_periods_are_measured_of_what_sends_every_so_many_iterations() -> None:
-    asked = config("--systems", "ssgd,sasgd:T=10,diloco,diloco:H=20", "--compute", "400ms")
+    asked = config("--systems", "ssgd,sasgd:T=10,diloco,diloco:H=20,downpour:push_every=4:fetch_every=6", "--compute",
+                   "400ms")
     stints: Dict[str, Dict[str, Any]] = {}
 
     def launch(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
@@ -187,7 +188,8 @@ def test_whole_periods_are_measured_of_what_sends_every_so_many_iterations() -> 
         with pytest.raises(run.JobFailed):
             run.job(asked, cluster, "1gbit", 1e8, 2, system, ["cnn"])
     assert {label: (stint["warm_up"], stint["iterations"]) for label, stint in stints.items()} == {
-        "ssgd": (3, 9), "sasgd:T=10": (10, 10), "diloco": (100, 100), "diloco:H=20": (20, 20)}
+        "ssgd": (3, 9), "sasgd:T=10": (10, 10), "diloco": (100, 100), "diloco:H=20": (20, 20),
+        "downpour:push_every=4:fetch_every=6": (12, 12)}
 
 
 def test_a_multiple_of_the_wires_is_that_of_a_fast_link() -> None:
