@@ -20,7 +20,7 @@ The rules.
 6. A server has one thread. It takes a push when the last byte is there. A synchronous round is updated and answered
    after the last worker's push, an asynchronous question by itself.
 7. The answers of a round leave together and share the server's link, as TCP's connections do: each has its first byte
-   at the next link after the one before, and all have their last byte there at the same time.
+   at the next link after the one before, and all have their last byte there at the same time; so they share uplinks.
 8. A sum on a ring begins when the last worker's part is there and the sum before it is through.
 9. An event is carried out only when nothing earlier can come any more. A worker whose iteration is over may begin the
    next one, unless it rests or has come to meet the others, so time waits for it.
@@ -400,9 +400,20 @@ class Simulation:
         self._post(workers, b, range(there, end, busy) if busy else [there] * len(workers), end)
 
     def _post(self, workers: Sequence[int], b: int, times: Sequence[int], end: int) -> None:
-        """Answers come to the link behind the server's: their first bytes at `times`, the last ones all at `end`."""
-        for m, there in zip(workers, times):
-            self._to_queue(there, PASS, m, b, self._workers[m].lanes[b].there + 1, end)
+        """Answers come to the link behind the server's: their first bytes at `times`, the last ones all at `end`, or
+        later where they share an uplink that is slower.
+        """
+        ends = [end] * len(workers) if self.cluster.racks is None else self._uplinks_shared(workers, b, times[0], end)
+        for m, there, last in zip(workers, times, ends):
+            self._to_queue(there, PASS, m, b, self._workers[m].lanes[b].there + 1, last)
+
+    def _uplinks_shared(self, workers: Sequence[int], b: int, begins: int, end: int) -> List[int]:
+        """When the last bytes of answers that share uplinks from `begins` on are through, no sooner than `end`."""
+        lanes = [self._workers[m].lanes[b] for m in workers]
+        uplinks = [lane.way[lane.there + 1:-1] for lane in lanes]
+        sharing = collections.Counter(link for way in uplinks for link in way)
+        return [max([end, *(begins + sharing[link] * self.links.busy[link][lane.back] for link in way)])
+                for lane, way in zip(lanes, uplinks)]
 
     # --- sums -------------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,13 @@ def test_racks_share_an_uplink() -> None:
     assert free == pytest.approx(5) and racks == pytest.approx(6), "four there, then two back"
 
 
+def test_answers_of_a_round_share_an_uplink_too() -> None:
+    """A server with a fast link, alone in its rack: four pushes and four answers go through the rack's uplink."""
+    found = per_iteration("ssgd", workers=4, compute={"iteration": "1s"}, racks={"hosts": 4, "goodput": MBYTE},
+                          hosts={"server0": {"goodput": "800gbit"}})
+    assert found == pytest.approx(1 + 4 + 4, rel=1e-3), "nobody goes on before the last answer"
+
+
 def test_a_ring_sends_every_part_of_a_bucket_on_to_all() -> None:
     """2 (p - 1) hops of a p-th of a megabyte each, p = 4."""
     assert per_iteration("dsync", workers=4, compute=COMPUTE_3S) == pytest.approx(3 + 1.5, rel=1e-3)
