@@ -44,13 +44,14 @@ def html(runs: Sequence[Records]) -> str:
     outcomes = list(map(outcome, runs))
     sections = [
         _section("Results", "Test accuracy is measured on the weights that all workers share, after the last epoch. "
-                 "Samples per second count all workers together in the median epoch, without evaluations "
-                 "and checkpoints; seconds are with them, but for the last checkpoint. Of a virtual cluster "
-                 "both are in its time, without either." + "".join(f" {line}" for line in compared(outcomes)),
-                 cells(outcomes)),
+                 "Samples per second count all workers together in the median epoch, without evaluations and "
+                 "checkpoints; of an asynchronous run they are worker 0's, times the workers. Seconds are with "
+                 "evaluations and checkpoints, but for the last checkpoint. Of a virtual cluster both are in its time, "
+                 "without either." + "".join(f" {line}" for line in compared(outcomes)), cells(outcomes)),
         _accuracy(runs), _timelines(runs),
-        _section("Throughput", "Of all workers together, without evaluations and checkpoints; of a virtual cluster by "
-                 "its own time.", picture=pictures.picture(pictures.throughput, runs)),
+        _section("Throughput", "Of all workers together, without evaluations and checkpoints; of an asynchronous run "
+                 "worker 0's, times the workers; of a virtual cluster by its own time.",
+                 picture=pictures.picture(pictures.throughput, runs)),
         _time(runs), _staleness(runs),
         _section("How it was run", "Options and versions stand in each run's config.yaml and metrics.jsonl.",
                  _settings(runs))]

@@ -48,6 +48,11 @@ class Evaluator:
         self._beside: Optional[Iterator[bool]] = None
         self._sums = Sums()
 
+    @property
+    def beside(self) -> bool:
+        """Whether an evaluation beside the training is under way."""
+        return self._beside is not None
+
     @pulse.doing("evaluation")
     def evaluate(self) -> Dict[str, float]:
         """The global weights on the test set. Collective; worker 0 computes, the others go on to their next exchange

@@ -15,6 +15,7 @@ for checkpoints and at the end. Until then worker 0 evaluates a copy of the glob
 docs/reference/run-folder.md says what is reported. With `emulate_compute` only times are: there is no loss, and there
 are no weights worth a checkpoint.
 """
+import contextlib
 import itertools
 import os
 import sys
@@ -188,7 +189,8 @@ class Training:
                        self.data.train(epoch, position, self.schedule.progress.offset(epoch)))
             for xs, ys in itertools.islice(batches, end - self.store.iteration):
                 self._iterate(xs, ys)
-                self.evaluator.advance()
+                if self.evaluator.beside:
+                    self._evaluate_beside()
                 self.measured.clock.stop()
                 self.checkpoints.advance(self.store.iteration)
                 self.measured.clock.go_on()
@@ -219,6 +221,20 @@ class Training:
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
 
+    def _evaluate_beside(self) -> None:
+        """Go on with the evaluation beside the training. Each waits for the other on the devices anyway; here they do,
+        too, so that it is known how long each takes.
+        """
+        self._wait_for_weights()
+        with self.measured.apart():
+            self.evaluator.advance()
+            self._wait_for_weights()
+
+    def _wait_for_weights(self) -> None:
+        for parameter in self.trainable:
+            for array in parameter.list_data():
+                array.wait_to_read()
+
     def _begin_staleness(self) -> None:
         measured = self.measured
         clock_s = measured.clock.read if self.config.cluster is None else measured.virtual_s
@@ -246,17 +262,19 @@ class Training:
         """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
 
         The epoch is over, and the clock stops, when the slowest worker is through. In an asynchronous job a worker
-        waits for nobody before the last epoch, and its record tells only of itself.
+        waits for nobody before the end of the last epoch, and a record's times are its own.
         """
         measured = self.measured
         measured.meter.drain()
-        if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.schedule.total:
+        alone = self.config.asynchronous and self.config.cluster is None
+        if alone and self.store.iteration < self.schedule.total:
             self._pass_epoch(epoch)
             return
         measured.clock.stop()
         self.evaluator.finish()
         measured.clock.go_on()
-        measured.epoch.sums = sum_over_workers(self.store, measured.epoch.sums)
+        with measured.apart() if alone else contextlib.nullcontext():
+            measured.epoch.sums = sum_over_workers(self.store, measured.epoch.sums)
         measured.clock.stop()
         self._take_over()
         record = measured.record(measured.epoch)

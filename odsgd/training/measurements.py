@@ -1,11 +1,13 @@
 """Loss, accuracy, speed and learning rates of one worker: of a few iterations, and of an epoch; and staleness."""
 import collections
+import contextlib
 import dataclasses
 import math
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 from kvstore.errors import DivergedError
 from kvstore.fronts.gluon.store import Store
+from kvstore.fronts.gluon.waits import EVERY_S
 from kvstore.job import environment
 from kvstore.session.staleness import Staleness, mean
 from odsgd.config.train import TrainConfig
@@ -18,7 +20,7 @@ class Interval:
     """The iterations from one reading of the clocks on, and what they counted."""
 
     iteration: int
-    clock_s: float
+    own_s: float
     virtual_s: float
     waited_s: float
     sums: Sums = dataclasses.field(default_factory=Sums)
@@ -32,19 +34,37 @@ class Measurements:
         self.meter, self.clock = Meter(self._take), Clock()
         self._cluster_s: Callable[[], float] = getattr(store.session.transport, "seconds", lambda: 0.0)
         self.virtual_before_s = 0.0  # before the run was resumed
+        self._apart_s = 0.0
         self.interval = self.epoch = self._from_here()
 
     def begin_interval(self) -> None:
         """Count a new interval from here on."""
-        self.interval = self._from_here()
+        self.interval = self._after(self.interval)
 
     def begin_epoch(self) -> None:
         """Count a new epoch from here on; its clock runs."""
         self.clock.go_on()
-        self.epoch = self._from_here()
+        self.epoch = self._after(self.epoch)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside, the clock of an asynchronous job goes on, but the time is none of this worker's iterations."""
+        began_s = self.clock.read()
+        yield
+        self._apart_s += self.clock.read() - began_s
+
+    def _own_s(self) -> float:
+        """Seconds of this worker's iterations."""
+        return self.clock.read() - self._apart_s
 
     def _from_here(self) -> Interval:
-        return Interval(self._store.iteration, self.clock.read(), self.virtual_s(), self._store.waited_s)
+        return Interval(self._store.iteration, self._own_s(), self.virtual_s(), self._store.waited_s)
+
+    def _after(self, before: Interval) -> Interval:
+        """A new interval. What a sample of waiting stands for beyond the time of the one `before` counts in this."""
+        new = self._from_here()
+        new.waited_s -= max(0.0, min(new.waited_s - before.waited_s - (new.own_s - before.own_s), EVERY_S))
+        return new
 
     def virtual_s(self) -> float:
         """Seconds of the run so far on a virtual cluster, without evaluations and checkpoints; 0 on a real one."""
@@ -53,17 +73,19 @@ class Measurements:
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
         if not math.isfinite(sums.loss) and self._config.options.on_nan in ("stop", "find"):
+            lower = "lr or lr_local" if self._config.steps_locally else "lr"
+            lengthen = "warmup or lr_warmup" if hasattr(self._config.options, "warmup") else "lr_warmup"
             raise DivergedError(
-                f"iteration {iteration}: the loss of this worker is {sums.mean_loss} "
-                f"({self._schedule.settings(iteration)}). Lower lr or lr_local, or lengthen warmup or lr_warmup; "
-                "--on-nan continue goes on regardless")
+                f"iteration {iteration + 1}: the loss of this worker is {sums.mean_loss} "
+                f"({self._schedule.settings(iteration)}). Lower {lower}, or lengthen {lengthen}; --on-nan continue "
+                "goes on regardless")
         self.epoch.sums.add(sums)
         self.interval.sums.add(sums)
 
     def record(self, interval: Interval) -> Dict[str, Any]:
         """Numbers of an interval that ends here, as interval and epoch records have them."""
         done = self._store.iteration
-        iterations, seconds = done - interval.iteration, self.clock.read() - interval.clock_s
+        iterations, seconds = done - interval.iteration, self._own_s() - interval.own_s
         waited_s = min(self._store.waited_s - interval.waited_s, seconds)  # of a sample, so it may come to more
         present = self._store.num_workers - len(environment.absent_workers())
         lr, lr_local = self._schedule.rates(done - 1)
@@ -94,7 +116,7 @@ class StalenessReader:
     """Reads what the servers of an asynchronous job have counted, against the clock; made after the first step.
 
     Only worker 0 asks. An answer waits only for the servers, so the other workers are not held up. Seconds are worker
-    0's of training, or virtual ones; they stand still during evaluations and checkpoints, in which nobody pushes. What
+    0's of training, or virtual ones; they stand still during checkpoints, and evaluations in which nobody pushes. What
     the numbers mean: docs/explanation/staleness.md.
     """
 

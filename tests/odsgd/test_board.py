@@ -4,12 +4,15 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tensorboardX")
 
+from kvstore.fronts.gluon.waits import EVERY_S
 from kvstore.job.pulse import pulse
 from odsgd import board, callbacks
 from odsgd.report.runs import read_records
@@ -80,6 +83,9 @@ def test_a_run_that_goes_on_hides_what_comes_after_its_checkpoint(tmp_path: Path
 def test_a_new_run_moves_what_one_without_checkpoints_has_measured(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
+        if number:  # as if the one before had been asynchronous
+            for name in ("staleness.json", "rounds.json"):
+                (tmp_path / name).write_text(f"{number}")
         loop.run(tiny(tmp_path, board=True, emulate_compute="1ms", lr=0.1 * (number + 1)))
         moved = f"the metrics of an earlier run lie in {tmp_path}/earlier-{number} now" in capsys.readouterr().out
         assert moved == (number > 0)
@@ -87,6 +93,8 @@ def test_a_new_run_moves_what_one_without_checkpoints_has_measured(
         of = tmp_path / folder
         assert records(of, "start")[0]["config"]["lr"] == pytest.approx(lr)
         assert scalars(of)["rates/lr"] == shown(records(of, "interval"), "lr")
+        for name in ("staleness.json", "rounds.json"):
+            assert (of / name).exists() == bool(folder) and (not folder or (of / name).read_text() == folder[-1])
 
 
 def test_a_script_logs_with_the_time_of_its_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +117,21 @@ def test_an_iteration_of_a_script_waits_no_longer_than_it_takes(
     board.close()
     found = scalars(tmp_path)
     assert found["speed/waiting_ms"] == found["speed/iteration_ms"]
+
+
+def test_what_a_sample_of_waiting_stands_for_beyond_an_iteration_counts_in_the_next(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert board.SAMPLED_S == EVERY_S
+    sampled_s = (0, 0.02, 0, 0, 0, 1000, 0, 0, 0, 0, 0, 0, 0)  # the last one is of a worker that stood still
+    now, waited_s = (iter(np.cumsum(each)) for each in ([0.01] * len(sampled_s), sampled_s))
+    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: next(now), time=lambda: 0.0))
+    monkeypatch.setitem(pulse.more, "waited_s", lambda: next(waited_s))
+    board.to(tmp_path)
+    for iteration in range(len(sampled_s)):
+        board.log(iteration)
+    board.close()
+    assert [round(waited) for _, waited in scalars(tmp_path)["speed/waiting_ms"]] == \
+        [10, 10, 0, 0, 10, 10, 10, 10, 10, 10, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"])

@@ -13,11 +13,12 @@ import pytest
 from kvstore.errors import ConfigError
 from kvstore.transports.in_process import Stage
 from odsgd.config.train import TrainConfig
-from odsgd.training import loop
+from odsgd.training import loop, metrics
 from odsgd.training.checkpoint import checkpoint
 from odsgd.training.evaluation import Evaluator
 from odsgd.training.stability import Steps, warnings_about
-from tests.odsgd.training.runs import final_weights, records, same_bits, tiny
+from odsgd.training.step.passes import NetworkPasses
+from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
 
 WORKERS = 5
 ITERATIONS = 12
@@ -101,6 +102,46 @@ def test_nobody_waits_at_the_end_of_an_epoch_and_each_is_evaluated(tmp_path: Pat
     first, second, last = records(tmp_path / "run", "epoch")
     assert [one["epoch"] for one in (first, second, last)] == [1, 2, 3]
     assert len({one["test_loss"] for one in (first, second, last)}) == 3
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch) -> List[float]:
+    """The time of all clocks, which takes a millisecond whenever one is read; a test may add to it."""
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += 0.001
+        return now[0]
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=tick))
+    return now
+
+
+def test_the_speed_of_a_worker_has_no_part_of_the_evaluation_beside_its_training(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the updates goes on, since the other workers push meanwhile."""
+    now, test = ticking(monkeypatch), NetworkPasses.test
+
+    def slow(passes: NetworkPasses, xs: Any, ys: Any) -> Any:
+        now[0] += 1000
+        return test(passes, xs, ys)
+    monkeypatch.setattr(NetworkPasses, "test", slow)
+    train_together([tiny(tmp_path, epochs=3, kvstore="asgd", lr=0.05, num_examples=160, checkpoint_every=0)] * 2)
+    told = records(tmp_path, "interval") + records(tmp_path, "epoch")
+    assert len(told) == 9 and all(record["iteration_ms"] < 100 for record in told)
+    assert records(tmp_path, "staleness")[0]["updates_per_s"] < 0.1
+
+
+def test_the_last_epoch_of_a_worker_ends_when_it_is_through_and_not_the_slowest(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, iterate = ticking(monkeypatch), loop.Training._iterate
+
+    def slow(run: loop.Training, xs: Any, ys: Any) -> None:
+        now[0] += 1000 * (run.store.rank == 1 and run.store.iteration >= 5)
+        iterate(run, xs, ys)
+    monkeypatch.setattr(loop.Training, "_iterate", slow)
+    config = tiny(tmp_path, kvstore="asgd", lr=0.05, checkpoint_every=0)
+    Stage(2, order=[0] * 10 + [1] * 10).run(lambda transport: loop.Training(config, transport).run())
+    assert now[0] > 5000 and all(record["iteration_ms"] < 100 for record in records(tmp_path, "epoch"))
+    assert records(tmp_path, "staleness")[0]["updates_per_s"] < 0.1
 
 
 @pytest.mark.parametrize("told", [False, True])

@@ -13,12 +13,15 @@ import pytest
 from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_USAGE, ConfigError, DivergedError, ProtocolError
 from kvstore.fronts.gluon.store import Store
+from kvstore.transports.in_process import Stage
 from odsgd.config.train import TrainConfig
 from odsgd.training import loop, metrics, randomness
 from odsgd.training.checkpoint import resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter, UnfinishedCheckpoint
+from odsgd.training.measurements import Measurements
 from odsgd.training.models import models
 from odsgd.training.run_log import RunLog
+from odsgd.training.schedule import Schedule
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -65,6 +68,23 @@ def test_an_iteration_waits_no_longer_than_it_takes(tmp_path: Path, monkeypatch:
     loop.run(tiny(tmp_path, log_interval=5))
     told = records(tmp_path, "interval") + records(tmp_path, "epoch")
     assert len(told) == 6 and all(record["waiting_ms"] == record["iteration_ms"] for record in told)
+
+
+def test_what_a_sample_of_waiting_stands_for_beyond_an_interval_counts_in_the_next(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(metrics, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    store = types.SimpleNamespace(waited_s=0.0, iteration=0, num_workers=1, session=types.SimpleNamespace(
+        transport=None, left_out=0))
+    config = tiny(tmp_path)
+    measured = Measurements(config, Schedule(config, 100, 1), store, types.SimpleNamespace(_amp_loss_scaler=None))
+    measured.begin_epoch()
+    told = []
+    for sampled_s in (0.02, 0, 0, 0, 1000, 0, 0, 0, 0, 0, 0, 0):  # the last one is of a worker that stood still
+        now[0], store.waited_s, store.iteration = now[0] + 0.01, store.waited_s + sampled_s, store.iteration + 1
+        told.append(round(measured.record(measured.interval)["waiting_ms"]))
+        measured.begin_interval()
+    assert told == [10, 10, 0, 0, 10, 10, 10, 10, 10, 10, 0, 0]
 
 
 @pytest.mark.parametrize("every", [3, 30])
@@ -159,6 +179,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_iteration_and_settings(
 def test_a_loss_that_is_not_finite_is_met_with_a_shrug_if_asked(tmp_path: Path) -> None:
     assert loop.run(tiny(tmp_path, lr=1e30, on_nan="continue")) == 0
     assert records(tmp_path, "epoch")[-1]["train_loss"] is None
+
+
+@pytest.mark.parametrize("options, remedy", [
+    (dict(kvstore="diloco", H=99), "Lower lr, or lengthen lr_warmup;"),
+    (dict(kvstore="odsgd", optimizer_local="none"), "Lower lr, or lengthen warmup or lr_warmup;"),
+    (dict(kvstore="odsgd"), "Lower lr or lr_local, or lengthen warmup or lr_warmup;")])
+def test_a_loss_that_is_not_finite_is_told_with_what_the_store_has_against_it(
+        tmp_path: Path, options: Dict[str, Any], remedy: str) -> None:
+    run = loop.Training(tiny(tmp_path, **options), Stage(1).worker(0))
+    with pytest.raises(DivergedError, match=rf"^iteration 7: the loss of this worker is nan \(.*\)\. {remedy}"):
+        run.measured._take(6, metrics.Sums(math.nan, 0, 8))  # the first is 0
 
 
 @pytest.mark.parametrize("answer", ["stop", "find"])
