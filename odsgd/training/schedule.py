@@ -25,6 +25,7 @@ import sys
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.job import environment
+from kvstore.options import TrainingLength
 from odsgd.config.train import TrainConfig
 
 
@@ -38,8 +39,8 @@ class Schedule:
     def __init__(self, config: TrainConfig, batches_per_epoch: int, num_workers: int) -> None:
         self._config, self.batches_per_epoch, self.progress = config, batches_per_epoch, EpochProgress()
         self.most_workers = environment.most_workers() or num_workers
-        part = num_workers / self.most_workers
-        self.scaling = {"none": 1.0, "linear": part, "sqrt": math.sqrt(part)}[config.lr_scaling]
+        self._part = num_workers / self.most_workers
+        self.scaling = {"none": 1.0, "linear": self._part, "sqrt": math.sqrt(self._part)}[config.lr_scaling]
 
     @property
     def total(self) -> int:
@@ -55,18 +56,25 @@ class Schedule:
         """lr and lr_local; lr_local None: it follows lr."""
         t, config = iteration + self.progress.ahead, self._config
         span, steps = config.lr_warmup.iterations(self.batches_per_epoch), config.lr_step_epochs
-        lr = config.lr * self._decay(steps, max(t, span))
-        if t < span:
-            lr = config.lr_warmup_from + (lr - config.lr_warmup_from) * t / span
+        begin = self._begin(config.lr_warmup)
+        lr = config.lr * self._decay(steps, max(t, begin + span))
+        if t < begin + span:
+            lr = config.lr_warmup_from + (lr - config.lr_warmup_from) * (t - begin) / span
         if config.lr_local is None:
             return lr * self.scaling, None
         own = config.lr_step_epochs_local
         return lr * self.scaling, config.lr_local * self._decay(steps if own is None else own, t)
 
+    def _begin(self, span: TrainingLength) -> int:
+        """Where a span of so many iterations, or epochs, from the first on begins, counted as `progress` does."""
+        return self.progress.ahead if span.unit == "iterations" else 0
+
     def _decay(self, step_epochs: Sequence[int], t: int) -> float:
         config = self._config
         if config.lr_decay == "poly":
             start, end = config.lr_warmup.iterations(self.batches_per_epoch), config.epochs * self.batches_per_epoch
+            # where the warm-up has ended: with the workers of now, or before, when there were most_workers
+            start = int(min(start + max(0, self._begin(config.lr_warmup)), start / self._part))
             return 1.0 if t <= start else max(0.0, (end - t) / max(1, end - start)) ** 2
         return config.lr_factor ** sum(t >= epoch * self.batches_per_epoch for epoch in step_epochs)
 
@@ -85,7 +93,7 @@ class Schedule:
         """Whether a checkpoint follows after `done` iterations."""
         span = self._config.checkpoint_every
         every = span.iterations(self.batches_per_epoch)
-        counted = done + (self.progress.ahead if span.unit == "epochs" else 0)
+        counted = done + self.progress.ahead - self._begin(span)
         return done == self.total or bool(every and counted % every == 0)
 
     def warnings(self) -> List[str]:

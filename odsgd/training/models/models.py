@@ -118,13 +118,17 @@ class Grey(mx.gluon.HybridBlock):
 def _settle_shapes(net: Any, config: TrainConfig, context: Any) -> None:
     """Run one black image through, which makes Gluon draw the weights whose shape it did not know."""
     try:
-        net(mx.nd.zeros((1, *config.input_shape), ctx=context)).wait_to_read()
+        scores = net(mx.nd.zeros((1, *config.input_shape), ctx=context))
+        scores.wait_to_read()
     except (mx.MXNetError, ValueError, AssertionError) as error:
         shape = "x".join(map(str, config.input_shape))
         reason = str(error).strip().splitlines()[-1].split("Check failed: ")[-1]
         raise ConfigError(f"model `{config.model}` does not take the {shape} images of dataset `{config.dataset}`: "
                           f"{reason}. Take a model for small images (lenet, resnet18_v2, cifar_resnet20_v1 ...) "
                           "or larger images") from None
+    if scores.shape[-1] != config.classes:
+        raise ConfigError(f"model `{config.model}` always tells {scores.shape[-1]} classes apart, and dataset "
+                          f"`{config.dataset}` has {config.classes}; take another model")
 
 
 def _read_weights(net: Any, config: TrainConfig) -> None:

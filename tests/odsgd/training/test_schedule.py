@@ -61,6 +61,22 @@ def test_without_a_local_rate_the_global_one_is_followed() -> None:
     assert Schedule(TrainConfig(), 10, 1).rates(0)[1] is None
 
 
+@pytest.mark.parametrize("before, now, iteration, decay", [
+    (8, 4, 150, "step"), (4, 8, 150, "step"), (8, 4, 1200, "step"), (4, 8, 1200, "step"),
+    (8, 4, 150, "poly"), (8, 4, 900, "poly"), (8, 4, 1200, "poly"), (8, 4, 4500, "poly")])
+def test_a_warm_up_of_iterations_ends_after_as_many_with_another_number_of_workers_too(
+        monkeypatch: pytest.MonkeyPatch, before: int, now: int, iteration: int, decay: str) -> None:
+    """Steps come later; poly is smooth but for the end of the warm-up, where it begins to fall."""
+    monkeypatch.setenv("ODSGD_MOST_WORKERS", "8")
+    config, shares = config_of(lr=1.0, lr_warmup=1000, epochs=100, lr_decay=decay), {4: (100, 4), 8: (50, 8)}
+    earlier, later = (Schedule(config, shares[workers][0], workers) for workers in (before, now))
+    later.progress = EpochProgress().divided_anew(iteration, 400, *(EpochShares(*shares[one]) for one in (before, now)))
+    rates = [(earlier if t < iteration else later).rates(t)[0] for t in range(5000)]
+    assert np.abs(np.diff(rates)).max() < 0.0011 and max(rates) == rates[1000] == 1
+    if decay == "step":
+        assert rates == pytest.approx([min(1, t / 1000) for t in range(5000)])
+
+
 @pytest.mark.parametrize("warmup, line", [
     (100000, "the delay never begins: warmup is 100000 iterations, and the run has 220. Lower warmup, "
      "e.g. --warmup 1epoch, or train longer"),

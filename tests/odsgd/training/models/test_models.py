@@ -174,6 +174,15 @@ def test_a_model_that_needs_larger_images_says_so() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_network_that_has_other_classes_whatever_it_is_asked_for_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GluonCV's hrnet_... are."""
+    monkeypatch.setattr(models, "_from_gluoncv", lambda config: mx.gluon.nn.Dense(1000))
+    with pytest.raises(ConfigError) as caught:
+        models.create(TrainConfig(model="hrnet_w18_c"))
+    assert str(caught.value) == ("model `hrnet_w18_c` always tells 1000 classes apart, and dataset `digits` has 10; "
+                                 "take another model")
+
+
 def test_a_missing_gluoncv_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gluoncv.model_zoo", None)
     with pytest.raises(ConfigError, match="model `cifar_resnet20_v1` comes from GluonCV, which cannot be imported"):
