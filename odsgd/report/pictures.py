@@ -77,7 +77,8 @@ def staleness(axes: Sequence[Any], runs: Sequence[Records]) -> None:
     axes[0].set(xlabel="iteration", ylabel="mean staleness", ylim=(0, None))
     axes[0].grid(alpha=0.25)
     axes[1].set(xlabel="staleness", ylabel="share of the gradients")
-    axes[1].legend()
+    if axes[1].containers:  # else no run has come to its end
+        axes[1].legend()
 
 
 def _histogram(panel: Any, counts: Mapping[str, int], colour: str, name: str) -> None:

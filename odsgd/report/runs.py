@@ -65,10 +65,11 @@ def read_records(folder: Path) -> Records:
     epochs = _latest(events, "epoch", "epoch")
     if not epochs:
         raise ConfigError(f"{path}: no finished epoch. Did the run stop in its first one?")
-    starts, stale = _all(events, "start"), _all(events, "staleness")
+    starts = _all(events, "start")
+    counted = [event for event in events if event.get("event") in ("epoch", "interval", "staleness")][-1]
     last = [event["event"] for event in events if event.get("event") in ("start", "end")][-1:]
     return Records(folder.resolve(), starts[-1] if starts else {}, epochs, _latest(events, "interval", "iteration"),
-                   stale[-1] if stale else None, last != ["start"], folder.resolve().name)
+                   counted if counted["event"] == "staleness" else None, last != ["start"], folder.resolve().name)
 
 
 def told_apart(runs: Sequence[Records]) -> List[Records]:

@@ -239,7 +239,7 @@ def set_aside(folder: Path) -> Optional[Path]:
     places = (folder / f"earlier-{number}" for number in itertools.count(1))
     aside = next(place for place in places if not place.exists())
     aside.mkdir()
-    for path in [metrics, *folder.glob(EVENTS)]:
+    for path in [metrics, *folder.glob(STALENESS), *folder.glob(ROUNDS), *folder.glob(EVENTS)]:
         path.rename(aside / path.name)
     return aside
 

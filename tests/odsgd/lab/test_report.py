@@ -143,6 +143,17 @@ def test_staleness_has_columns_where_a_run_measured_it(tmp_path: Path) -> None:
     assert asgd.split()[-3:] == ["2.95", "7", "412"] and ssgd.split()[-3:] == ["-", "-", "-"]
 
 
+def test_staleness_of_a_run_that_ended_is_not_that_of_its_next_part_which_was_killed(tmp_path: Path) -> None:
+    """Without staleness there is nothing in a picture of its shares to explain, either: a warning is an error here."""
+    stale = {"event": "staleness", "staleness_mean": 2.951, "staleness_max": 7, "updates_per_s": 412.3}
+    interval = {"event": "interval", "iteration": 12, "staleness_mean": 1.0, "samples_per_s": 100}
+    start, end = {"event": "start", "iteration": 10}, {"event": "end"}
+    of = [{**epoch(1, 0.9, 100, 1.0), "iteration": 10}, stale, end]
+    assert read_run(write_run(tmp_path / "done", [*of, start, end])).staleness == (2.951, 7, 412.3)
+    killed = write_run(tmp_path / "killed", [*of, start, interval])
+    assert read_run(killed).staleness is None and main([str(killed)]) == 0
+
+
 def test_a_missing_run_is_named_with_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         main([str(tmp_path / "nothing")])
