@@ -92,7 +92,7 @@ def load(text: str, trusted: bool = True) -> Type[Method]:
 
 def _load_file(path: Path) -> Any:
     """The module in a file; once, whatever it is asked for."""
-    path = path.absolute()
+    path = path.expanduser().absolute()
     name = f"odsgd_method_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]

@@ -127,11 +127,13 @@ class Decoupled(DiLoCo):
 
     @dataclass(frozen=True)
     class Options(DiLoCo.Options):
-        H: int = option(24, integer(1), "steps of a worker between two pushes of a fragment", tunable=True)
+        H: int = option(24, integer(1), "steps of a worker between two pushes of a fragment", tunable=True,
+                        method_specific=True)
         fragments: int = option(None, integer(1), "groups of whole parameters that travel at different steps",
-                                          tunable=True, otherwise=f"{FRAGMENTS}, or the number of parameters")
+                                          tunable=True, method_specific=True,
+                                          otherwise=f"{FRAGMENTS}, or the number of parameters")
         delay: int = option(None, integer(0), "steps between a push and what comes of it; less than H", tunable=True,
-                            otherwise="2, or H - 1 if that is less")
+                            method_specific=True, otherwise="2, or H - 1 if that is less")
         quorum: int = option(1, integer(1), "workers that a round has at least; if all, they wait for others",
                              tunable=True)
         grace: int = option(None, integer(0), "steps for which a round stays open for more of them; at most delay",

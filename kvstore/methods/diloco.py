@@ -116,7 +116,7 @@ class DiLoCo(Method):
         delay: int = option(0, integer(0), "steps from sending an outer gradient to using its result; less than H",
                             tunable=True)
         mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own weights when it "
-                                      "takes over the global ones", tunable=True,
+                                      "takes over the global ones", tunable=True, method_specific=True,
                                       otherwise=f"{MIX} with a delay, else 0")
 
         def check(self) -> None:

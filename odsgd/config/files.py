@@ -1,6 +1,8 @@
 """Files that others have written: read up to a bound, with complaints in one line."""
+import os
+import re
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Type, Union
 
 import yaml
 
@@ -14,7 +16,7 @@ YAML_NBYTES, YAML_DEPTH, YAML_SCALAR = 1 << 18, 20, 4096
 def read_text(path: Union[str, Path], what: str, most_nbytes: int, encoding: str = "utf-8-sig") -> str:
     """The text of a file; ConfigError if it cannot be read, is too large for `what`, or is no text."""
     try:
-        with open(path, "rb") as file:
+        with open(os.path.expanduser(path), "rb") as file:
             content = file.read(most_nbytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         why = getattr(error, "strerror", None) or error
@@ -58,19 +60,34 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
+INTEGER = "tag:yaml.org,2002:int"
+
+
+class OptionsLoader(_Loader):
+    """Whole numbers have decimal digits, as after a flag. YAML 1.1 would make 8 of ``010``, 90 of ``1:30``, and
+    20261129 of a folder ``2026_11_29``; here they are text, and the option's kind says what it takes."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, regexp) for tag, regexp in its if tag != INTEGER]
+        for first, its in _Loader.yaml_implicit_resolvers.items()}
+
+
+OptionsLoader.add_implicit_resolver(INTEGER, re.compile("[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+
+
 def read_cluster(path: str, **given: Any) -> VirtualCluster:
     """The cluster that a YAML file describes; errors name the file and the key. `given` wins over the file."""
-    values = read_yaml_file(path, "the description of a cluster in YAML")
+    values = read_yaml_file(path, "the description of a cluster in YAML", OptionsLoader)
     try:
         return description.of({} if values is None else values, **given)
     except ConfigError as error:
         raise ConfigError(f"`{shown(path)}`: {error}") from None
 
 
-def read_yaml_file(path: str, what: str = "a configuration in YAML") -> Any:
+def read_yaml_file(path: str, what: str = "a configuration in YAML", loader: Type[_Loader] = _Loader) -> Any:
     text = read_text(path, what, YAML_NBYTES)
     try:
-        return yaml.load(text, _Loader)  # a SafeLoader
+        return yaml.load(text, loader)  # a SafeLoader
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError,
             RecursionError) as error:  # PyYAML's constructors raise whatever int(), datetime and dicts do
         raise ConfigError(f"`{shown(path)}` is not YAML: {shown(' '.join(str(error).split()))}") from None

@@ -33,6 +33,9 @@ ELSEWHERE = {
 """Flags of torchrun, mpirun, horovodrun, srun and dmlc's tracker, of the training scripts of MXNet, GluonCV and
 PyTorch, and what the command has for them."""
 
+NEVER_EMPTY = ("gpus", "optimizer_params")
+"""Lists whose flag without a value would be taken for the default: an empty variable. Another may turn a file's off."""
+
 LIKE = 0.6
 """A flag that is at least this like the given one, from 0 to 1, is suggested."""
 
@@ -94,7 +97,8 @@ class Parser(argparse.ArgumentParser):
         for key, value in values.items():
             field = self._fields.get(key)
             expected = PATH.expected if field is None else field.metadata["kind"].expected
-            if value == "" and expected in (PATH.expected, TEXT.expected) and (field is None or field.default is None):
+            needed = expected in (PATH.expected, TEXT.expected) and (field is None or field.default is None)
+            if value == "" and (needed or key in NEVER_EMPTY):
                 flag = f"--{key}" if field is None else flag_of(field)
                 raise ConfigError(f"{flag}: expected {expected}, got nothing; is a variable empty?")
         return {key: convert(self._fields[key], value, flag_of(self._fields[key])) if key in self._fields else value
@@ -111,6 +115,14 @@ class Parser(argparse.ArgumentParser):
 
     def _parse_optional(self, arg_string: str) -> Any:
         return super()._parse_optional(_dashed(arg_string))
+
+
+class _Once(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, value: Any, flag: Any = None) -> None:
+        if hasattr(namespace, self.dest):
+            raise ConfigError(f"{flag} stands twice, with `{shown(getattr(namespace, self.dest))}` and "
+                              f"`{shown(value)}`; leave one of them out")
+        setattr(namespace, self.dest, value)
 
 
 class _HelpAll(argparse.Action):
@@ -130,7 +142,8 @@ def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv
     parser = Parser(first=first, prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]",
                     argument_default=argparse.SUPPRESS, description=description,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the same options (lr_local: 0.5); flags win")
+    parser.add_argument("--config", metavar="FILE", action=_Once,
+                        help="YAML file with the same options (lr_local: 0.5); flags win")
     parser.add_fields(fields)
     for field in fields.values():
         if field.metadata["kind"] is FLAG:  # the file may have turned it on

@@ -5,6 +5,7 @@ from typing import Any, Dict
 
 import yaml
 
+from kvstore.errors import ConfigError, shown
 from kvstore.options import LARGEST, Kind, as_text, integers, items
 from odsgd.virtual.description import DRAWS, TIME
 
@@ -60,16 +61,21 @@ def _keywords(value: Any) -> Dict[str, Any]:
     pairs = [str(part).partition("=") for part in items(value)]
     if not all(key.strip().isidentifier() and equals for key, equals, _ in pairs):
         raise ValueError
-    return {key.strip(): keyword_value(text.strip()) for key, _, text in pairs}
+    found: Dict[str, Any] = {}
+    for key, _, text in pairs:
+        if key.strip() in found:
+            raise ConfigError(f"`{shown(key.strip())}` stands twice; leave one of them out")
+        found[key.strip()] = keyword_value(text.strip())
+    return found
 
 
 def _umask(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch("0?0[0-7]{2}", value):
-        raise ValueError  # YAML makes 63 of 077
-    return value
+    if not re.fullmatch("0?0[0-7]{2}", as_text(value)):
+        raise ValueError
+    return str(value)
 
 
-UMASK = Kind("MASK", "three octal digits in quotes, the first 0, e.g. '027'", _umask)
+UMASK = Kind("MASK", "three octal digits, the first 0, e.g. 027", _umask)
 COMPUTE = Kind("TIME", "a time (200ms, 0.2s), perhaps with a spread (200ms,lognormal:0.2)", _compute)
 KEYWORDS = Kind("K=V,...", "keywords as key=value,key=value", _keywords)
 SHAPE = integers(1, length=3, expected="channels,height,width, e.g. 3,32,32")

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import math
 import os
 import socket
 from pathlib import Path
@@ -30,7 +31,7 @@ from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
 from kvstore.options import convert, plain
 from odsgd.config import methods
-from odsgd.config.files import read_cluster, read_yaml_file
+from odsgd.config.files import OptionsLoader, read_cluster, read_yaml_file
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.methods import MXNETS, store_named
 from odsgd.config.names import GLUON_MODELS
@@ -74,7 +75,8 @@ class TrainConfig(TrainOptions):
         self._resolve_emulation()
         self._check_cluster()
         self._set("out", os.path.expanduser(self.out or Path("runs") / self.name))
-        self._set("checkpoint_to", self.checkpoint_to and os.path.expanduser(self.checkpoint_to))
+        for key in ("checkpoint_to", "trace"):
+            self._set(key, getattr(self, key) and os.path.expanduser(getattr(self, key)))
 
     # --- where values come from and go to -------------------------------------------------------------------------
 
@@ -83,7 +85,8 @@ class TrainConfig(TrainOptions):
         """The configuration that a command line gives; flags win over ``--config FILE.yaml``.
 
         Where a flag names another store than the file, the file's options for its own store are dropped: so one preset
-        serves for OD-SGD and, with ``--kvstore ssgd`` or ``asgd``, for the controls beside it.
+        serves for OD-SGD and, with ``--kvstore ssgd`` or ``asgd``, for the controls beside it. So are, where a flag
+        names another local optimizer, those of the file's: a run's config.yaml has its defaults.
 
         ``--help`` prints and raises SystemExit(0); a mistake raises ConfigError, one line.
         """
@@ -98,8 +101,11 @@ class TrainConfig(TrainOptions):
         if "kvstore" in flags:
             local = {**values, **flags}.get("optimizer_local")
             store = store_named(flags["kvstore"], local)
-            same = store == store_named(values.get("kvstore", cls.kvstore), local)
-            values = {key: value for key, value in values.items() if _goes_with(key, store, same)}
+            before = store_named(values.get("kvstore", cls.kvstore), local)
+            values = {key: value for key, value in values.items() if _goes_with(key, store, before)}
+        local = values.get("optimizer_local")
+        if local is not None and local != flags.get("optimizer_local", local):
+            values = {key: value for key, value in values.items() if key not in local_optimizers.COMPENSATION}
         return cls(**{**values, **flags})
 
     @staticmethod
@@ -110,6 +116,7 @@ class TrainConfig(TrainOptions):
         options of the method that is asked for.
         """
         config_file, file, asked = given(argv, "--config", "--method-file", "--kvstore")
+        config_file = config_file and os.path.expanduser(config_file)
         said = _lines(config_file) if config_file and os.path.exists(config_file) else {}
         file, asked = file or said.get("method_file"), asked or said.get("kvstore")
         method = algorithms.load(str(file)) if file else None
@@ -290,7 +297,8 @@ class TrainConfig(TrainOptions):
                                   f"{', and give lr' if key == 'learning_rate' else ''}")
             if key in ("wd", "momentum"):
                 raise ConfigError(f"optimizer_params: {key} is an option of its own; give it there")
-            if isinstance(value, str) and key != "warmup_strategy":  # lbsgd's
+            finite = not isinstance(value, float) or math.isfinite(value)
+            if not finite or (isinstance(value, str) and key != "warmup_strategy"):  # lbsgd's
                 raise ConfigError(f"optimizer_params: {shown(key)}: expected a number, true or false, got "
                                   f"`{shown(value)}`")
 
@@ -360,16 +368,17 @@ def option_fields() -> Dict[str, dataclasses.Field[Any]]:
     return {**{field.name: field for field in own_fields()}, **methods.fields()}
 
 
-def _goes_with(key: str, store: str, same: bool) -> bool:
-    """Whether a file's value of an option serves this store. `same`: it is the file's store."""
+def _goes_with(key: str, store: str, before: str) -> bool:
+    """Whether a file's value of an option serves this store. `before`: the file's store."""
     method = algorithms.find(store)
     if key == "transport":
         return len(method.transports) > 1
     takers = methods.takers("lr_local" if key == "lr_step_epochs_local" else key)
     if not takers:
         return True
-    fields = {field.name: field for field in (*own_fields(), *dataclasses.fields(method.Options))}
-    return store in takers and (same or not fields[key].metadata["method_specific"])
+    specific = any(field.metadata["method_specific"] for of in (TrainOptions, method.Options,
+                   algorithms.find(before).Options) for field in dataclasses.fields(of) if field.name == key)
+    return store in takers and (store == before or not specific)
 
 
 def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: str) -> Dict[str, Any]:
@@ -395,7 +404,7 @@ def _known(fields: Mapping[str, dataclasses.Field[Any]], path: str, said: Mappin
 
 def _lines(path: str) -> Dict[str, Any]:
     """The lines of a YAML file, whether or not there are such options."""
-    values = read_yaml_file(path)
+    values = read_yaml_file(path, loader=OptionsLoader)
     if not isinstance(values, dict):
         raise ConfigError(f"`{path}`: expected lines of the form `option: value`")
     return _underscored(values)

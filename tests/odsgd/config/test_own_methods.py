@@ -31,6 +31,15 @@ def test_an_option_of_its_own_is_a_flag_with_either_dash(file: Path, method_file
     assert dataclasses.replace(config, epochs=3).options == config.options
 
 
+def test_files_may_lie_at_home(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "cluster.yaml").write_text("workers: 3")
+    (tmp_path / "run.yaml").write_text(
+        f"method_file: ~/{file.relative_to(tmp_path)}\nsent_part: 0.25\ntrace: ~/timeline\ncluster: ~/cluster.yaml\n")
+    config = TrainConfig.from_flags(["--config=~/run.yaml"])
+    assert (config.kvstore, config.trace, config.virtual_cluster.workers) == ("halved", f"{tmp_path}/timeline", 3)
+
+
 def test_its_name_is_not_needed_and_another_wins(file: Path) -> None:
     flags = ["--method-file", f"{file}:Halved"]
     assert TrainConfig.from_flags(flags).kvstore == TrainConfig.from_flags([*flags, "--kvstore", "halved"]).kvstore

@@ -132,10 +132,15 @@ def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     ("--dataset digit", "--dataset: unknown data set `digit`; did you mean `digits`?"),
     ("--optimizer sdg", "--optimizer: unknown optimizer `sdg`; did you mean `sgd`?"),
     ("--optimizer-params 1", "--optimizer-params: expected keywords as key=value"),
+    ("--optimizer-params clip_gradient=1,clip_gradient=2", "--optimizer-params: `clip_gradient` stands twice; leave "),
+    *((f"--optimizer-params clip_gradient={value}",
+       "optimizer_params: clip_gradient: expected a number, true or false, got") for value in ("nan", "inf")),
+    ("--config a.yaml --config b.yaml", "--config stands twice, with `a.yaml` and `b.yaml`; leave one of them out"),
     ("--method-file ./mine", "method `./mine`: expected FILE.py, FILE.py:CLASS or MODULE:CLASS"),
     *((f"--{name}=", f"--{name}: expected {kind}, got nothing; is a variable empty?") for name, kind in [
         ("config", "a path"), ("out", "a path"), ("trace", "a path"),
-        ("checkpoint-to", "text"), ("method-file", "text")]),
+        ("checkpoint-to", "text"), ("method-file", "text"), ("gpus", "whole numbers separated by commas"),
+        ("optimizer-params", "keywords as key=value,key=value")]),
     ("--num-server 2", "unknown option `--num-server`; did you mean `--num-servers`, an option of `odsgd launch`?"),
     ("--hostfile hosts", "unknown option `--hostfile`: it is an option of `odsgd launch`."),
     ("--mode fast", "--mode: unknown mode `fast`"),
@@ -403,6 +408,36 @@ def test_what_has_one_name_but_another_good_value_with_another_store_gives_way_t
     elastic = yaml_file(tmp_path, "kvstore: easgd\nT: 7\nbeta: 0.5\n")
     assert method_options(from_flags(f"--config {elastic} --kvstore eamsgd")) == {"T": 7, "beta": 0.5, "delta": 0.9}
     assert method_options(from_flags(f"--config {elastic} --kvstore easgd"))["beta"] == 0.5
+
+
+@pytest.mark.parametrize("first, then", [
+    ("--kvstore diloco", "--kvstore sparseloco"), ("--kvstore sparseloco", "--kvstore diloco"),
+    ("--kvstore diloco", "--kvstore decoupled"), ("--kvstore decoupled", "--kvstore eager"),
+    ("--kvstore easgd", "--kvstore sparseloco"), ("--kvstore sparseloco", "--kvstore eamsgd"),
+    ("--optimizer-local dcasgd_c", "--optimizer-local dcasgd_a"),
+    ("--optimizer-local dcasgd_a", "--optimizer-local dcasgd_c"),
+    ("--optimizer-local dcasgd_a", "--optimizer-local sgd"),
+])
+def test_defaults_that_a_runs_own_file_has_are_not_those_of_another_store_or_local_optimizer(
+        tmp_path: Path, first: str, then: str) -> None:
+    path = yaml_file(tmp_path, from_flags(first).to_yaml())
+    assert from_flags(f"--config {path} {then}").options == from_flags(then).options
+
+
+def test_an_option_of_the_local_optimizer_that_a_flag_names_may_stand_in_the_file(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "lamda: 0.5\n")
+    assert method_options(from_flags(f"--config {path} --optimizer-local dcasgd_c"))["lamda"] == 0.5
+    path = yaml_file(tmp_path, "optimizer_local: dcasgd_c\nlamda: 0.5\n")
+    assert method_options(from_flags(f"--config {path} --optimizer-local dcasgd_c"))["lamda"] == 0.5
+
+
+def test_a_whole_number_in_a_file_is_decimal_and_other_text_stays_text(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "batch_size: 010\nepochs: 3\nout: 2026_11_29\numask: 027\nlr_step_epochs: [1, 02]\n")
+    config = from_flags(f"--config {path}")
+    assert config == from_flags("--batch-size 010 --epochs 3 --out 2026_11_29 --umask 027 --lr-step-epochs 1,02")
+    assert (config.batch_size, config.out, config.umask) == (10, "2026_11_29", "027")
+    path = yaml_file(tmp_path, "seed: 1:30\n")
+    assert "seed: expected a whole number, 0 or more and below 2^31, got `1:30`" in message(f"--config {path}")
 
 
 def test_yaml_values_may_be_written_as_one_writes_them(tmp_path: Path) -> None:
