@@ -74,7 +74,7 @@ def test_what_a_sample_of_waiting_stands_for_beyond_an_interval_counts_in_the_ne
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(metrics, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
-    store = types.SimpleNamespace(waited_s=0.0, iteration=0, num_workers=1, session=types.SimpleNamespace(
+    store: Any = types.SimpleNamespace(waited_s=0.0, iteration=0, num_workers=1, session=types.SimpleNamespace(
         transport=None, left_out=0))
     config = tiny(tmp_path)
     measured = Measurements(config, Schedule(config, 100, 1), store, types.SimpleNamespace(_amp_loss_scaler=None))
