@@ -1,6 +1,7 @@
 """Shared by several commands: actions by name, short programs, tables and figures, the machine's name."""
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import subprocess
@@ -35,6 +36,17 @@ def aligned(lines: Sequence[Sequence[str]], to_left: Sequence[str] = ()) -> str:
         adjusted = str.ljust if column[0] in (lines[0][0], *to_left) else str.rjust
         columns.append([adjusted(cell, max(map(len, column))) for cell in column])
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns))
+
+
+def told_apart(paths: Sequence[Path]) -> List[str]:
+    """Names of these whole paths: their ends, as long as it takes.
+
+    >>> told_apart([Path("/a/run"), Path("/b/run")]), told_apart([Path("/a/run"), Path("/b/next")])
+    (['a/run', 'b/run'], ['run', 'next'])
+    """
+    parts = [path.parts for path in paths]
+    length = next(count for count in itertools.count(1) if len({one[-count:] for one in parts}) == len(set(parts)))
+    return [str(Path(*one[-length:])) for one in parts]
 
 
 def say(text: str) -> None:

@@ -57,6 +57,7 @@ class Session:
         self.weights_holder = HOLDERS[kind_of(transport)](transport)
         if self.recorder is not None:
             wraps.messages(self.recorder, transport, numbered=not method.asynchronous)
+            wraps.iterations(self.recorder, self)
         self.step = Step(0, 0.0, 0.0)
         self.left_out = 0
         self.since = 0

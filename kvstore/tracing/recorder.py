@@ -5,22 +5,23 @@ wrapped from outside (`wraps`), with a bar added after the operation has been qu
 
     recorder.span("gather", bucket, reads=grads, writes=[flat])
 
-Times are the engine's, not the times at which Python queues. An operation's bar begins when its inputs have been
-written and the bar before in its lane has ended; it ends when its outputs have been written. Probes measure this:
-operations that read these arrays and look at the clock. They delay only the next writer of the same arrays, on the data
-path an iteration later. An array that one operation writes and another reads has one probe.
+Times are the engine's, not the times at which Python queues. The bar of an operation that has been queued begins when
+its inputs have been written and the bar before in its lane has ended; it ends when its outputs have been written.
+Probes measure this: operations that read these arrays and look at the clock. They delay only the next writer of the
+same arrays, on the data path an iteration later. An array that one operation writes and another reads has one probe.
 
 A recorder writes its `trace.Trace` a quarter of a second behind.
 """
 import atexit
 import collections
+import contextlib
 import hashlib
 import os
 import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Sequence
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
@@ -76,7 +77,8 @@ class Recorder(Trace):
         self._written: Dict[int, engine.CachedById] = collections.defaultdict(
             lambda: engine.CachedById(lambda _: Moment(), ARRAYS))
         """By bucket and array: when the operation queued last had written it."""
-        self.iterations = 0
+        self.iterations = 0  # whose compute has been queued
+        self._iteration = -1  # that what is asked for is part of; -1: none
         threading.Thread(target=self._write_behind, name="kvstore-trace", daemon=True).start()
 
     # -- what the rest of the package tells ----------------------------------------------------------------------
@@ -88,24 +90,29 @@ class Recorder(Trace):
 
         `numbered`: the nth of its kind is the nth on every other process.
         """
+        asked_s = time.monotonic()
         args = {"bucket": bucket.id, "bytes": bucket.size * WIRE_DTYPE.itemsize}
         if numbered:
             args["round"] = self.round(lane, bucket.id)
+        if lane == "exchange" and self._iteration >= 0:
+            args["iteration"] = self._iteration
         written = self._written[bucket.id]
         began = [moment for moment in map(written.get, reads) if moment is not None]
         if len(began) < len(reads):
             began.append(self.moment([array for array in reads if written.get(array) is None]))
-        ended = self._bar(lane, lane, began, writes, **args)
+        ended = self._bar(lane, lane, began, writes, asked_s, **args)
         if len(writes) == 1:
             written.put(writes[0], ended)
 
-    def _bar(self, lane: str, name: str, began: Sequence[Moment], writes: Sequence[NDArray], **args: int) -> Moment:
+    def _bar(self, lane: str, name: str, began: Sequence[Moment], writes: Sequence[NDArray], asked_s: float = 0.0,
+             **args: int) -> Moment:
         """When it ends: once `writes` have been written."""
         ended = Moment()
 
         def add() -> None:
             ended.s = time.monotonic()
-            self.add(lane, name, max(moment.s for moment in began), ended.s, **args)
+            began_s = max(moment.s for moment in began)
+            self.add(lane, name, began_s and max(began_s, asked_s), ended.s, **args)
         engine.push(add, writes, [])
         return ended
 
@@ -123,6 +130,15 @@ class Recorder(Trace):
         for name, writes in (("forward", losses), ("backward", grads)):
             began = self._bar("compute", name, [began], writes, iteration=self.iterations)
         self.iterations += 1
+
+    @contextlib.contextmanager
+    def iterating(self) -> Iterator[None]:
+        """Inside, exchanges are those of the iteration whose compute has been queued last."""
+        self._iteration = self.iterations - 1
+        try:
+            yield
+        finally:
+            self._iteration = -1
 
     @guarded("the trace")
     def add(self, lane: str, name: str, start_s: float, end_s: float, **args: Any) -> None:

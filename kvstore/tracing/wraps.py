@@ -35,6 +35,12 @@ def messages(on: Recorder, transport: Any, numbered: bool) -> None:
         _wrap(transport, name, sent)
 
 
+def iterations(on: Recorder, session: Any) -> None:
+    """Exchanges that an iteration asks for have its number, as its `compute` has; those of an evaluation have none."""
+    for name in ("iterate", "iterate_weights"):
+        setattr(session, name, on.iterating()(getattr(session, name)))
+
+
 def update(on: Recorder, queued: QueuedOptimizer, bucket: Bucket, lane: str) -> QueuedOptimizer:
     """Bars of an optimizer's steps on a worker."""
     class Traced(type(queued)):  # type: ignore[misc]

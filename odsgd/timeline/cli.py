@@ -1,5 +1,6 @@
 """``odsgd trace merge|summary|draw``."""
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
@@ -7,10 +8,10 @@ from typing import List, Optional, Sequence, Tuple
 from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.timeline import finish
-from odsgd.timeline.files import MERGED, read_timeline
+from odsgd.timeline.files import MERGED, home, read_timeline
 from odsgd.timeline.summary import shares, table
 from odsgd.timeline.timeline import Timeline
-from odsgd.tools import chosen
+from odsgd.tools import chosen, told_apart
 
 USAGE = """usage: odsgd trace merge DIR [-o FILE]
        odsgd trace summary DIR|FILE ... [--iterations FIRST:STOP]
@@ -58,7 +59,7 @@ def merge(argv: List[str]) -> None:
 
 def summary(argv: List[str]) -> None:
     options = _traces().parse_args(argv)
-    timelines = list(map(read_timeline, options.traces))
+    timelines = _read(options.traces)
     for timeline in timelines:
         print(f"{timeline.name}\n{table(shares(timeline, *options.iterations))}")
     _remark(timelines)
@@ -68,7 +69,7 @@ def draw(argv: List[str]) -> None:
     parser = _traces()
     parser.add_argument("-o", dest="out", type=Path, required=True)
     options = parser.parse_args(argv)
-    timelines = list(map(read_timeline, options.traces))
+    timelines = _read(options.traces)
     from odsgd.timeline.draw import figure
     try:
         figure(timelines, [options.iterations] * len(timelines), options.out)
@@ -77,6 +78,12 @@ def draw(argv: List[str]) -> None:
     except (OSError, ValueError) as error:  # of matplotlib: a folder, or a kind of file
         raise ConfigError(f"-o {options.out}: {error}") from None
     _remark(timelines)
+
+
+def _read(paths: List[Path]) -> List[Timeline]:
+    """The timelines, with names that tell them apart."""
+    timelines, names = map(read_timeline, paths), told_apart(list(map(home, paths)))
+    return [dataclasses.replace(timeline, name=name) for timeline, name in zip(timelines, names)]
 
 
 def _traces() -> Parser:

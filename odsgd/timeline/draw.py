@@ -1,11 +1,11 @@
 """A figure like Figures 1, 7 and 8 of the OD-SGD paper, from real traces.
 
 Per worker two rows: when its device computes, and when any of its buckets is being exchanged. Both carry the colour
-and the number of their iteration, so that one sees beside which computation an exchange runs.
+and the number of their iteration, so that one sees beside which computation an exchange runs. An evaluation's exchanges
+are grey.
 """
-import collections
 from pathlib import Path
-from typing import Any, BinaryIO, Counter, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, BinaryIO, Dict, List, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import ConfigError
 from odsgd.timeline.summary import Shares, common, iterated, shares
@@ -14,6 +14,8 @@ from odsgd.tools import pyplot
 
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377")
 """In turn, one per iteration; apart for colour-blind readers, too."""
+GREY = "#777777"
+"""Of an exchange that belongs to no iteration."""
 
 Iterations = Tuple[Optional[int], Optional[int]]
 """The first one, and the one before which a figure ends; None: the default."""
@@ -82,18 +84,17 @@ def _title(timeline: Timeline, found: List[Shares]) -> str:
 def _row(panel: Any, worker: Track, stage: str, y: float, zero_s: float, longest_s: float) -> None:
     """Every bar, and one number per iteration. Exchanges overlap, so they are drawn through each other."""
     extents: Dict[int, Tuple[float, float]] = {}
-    seen: Counter[int] = collections.Counter()  # by bucket: exchanges of an asynchronous job, which has no rounds
     for bar in worker.of(stage):
-        bucket = bar.args.get("bucket", -1)
-        iteration = bar.args.get("iteration" if stage == "compute" else "round", seen[bucket])
-        seen[bucket] += 1
+        iteration = bar.args.get("iteration")
         start_ms, end_ms = 1000 * (bar.start_s - zero_s), 1000 * (bar.end_s - zero_s)
         if end_ms <= 0 or start_ms >= 1000 * longest_s:
             continue
-        panel.barh(y, end_ms - start_ms, left=start_ms, height=0.8, color=COLOURS[iteration % len(COLOURS)],
-                   linewidth=0, alpha={"forward": 0.55, "backward": 1.0}.get(bar.name, 0.25))
-        first_ms, last_ms = extents.get(iteration, (start_ms, end_ms))
-        extents[iteration] = min(first_ms, start_ms), max(last_ms, end_ms)
+        colour = GREY if iteration is None else COLOURS[iteration % len(COLOURS)]
+        panel.barh(y, end_ms - start_ms, left=start_ms, height=0.8, color=colour, linewidth=0,
+                   alpha={"forward": 0.55, "backward": 1.0}.get(bar.name, 0.25))
+        if iteration is not None:
+            first_ms, last_ms = extents.get(iteration, (start_ms, end_ms))
+            extents[iteration] = min(first_ms, start_ms), max(last_ms, end_ms)
     for iteration, (start_ms, end_ms) in extents.items():
         start_ms, end_ms = max(start_ms, 0.0), min(end_ms, 1000 * longest_s)
         if end_ms - start_ms > 15 * longest_s:  # 1.5 % of the width, what a number needs

@@ -24,14 +24,19 @@ def read_timeline(path: Path) -> Timeline:
     if path.is_dir():
         return _from_parts(path)
     events, remarks = _events(path)
-    return Timeline(path.parent.name or path.name, _tracks(events, path), remarks)
+    return Timeline(home(path).name, _tracks(events, path), remarks)
+
+
+def home(path: Path) -> Path:
+    """The whole path of the folder that a timeline is named by."""
+    return path.resolve() if path.is_dir() else path.resolve().parent
 
 
 def _from_parts(folder: Path) -> Timeline:
     """The job is worker 0's; files that an earlier job left in the folder are passed over. Jobs that our launcher did
     not start are all called alike, and the earlier one may have had more workers.
     """
-    paths = [path for pattern in ("worker-*.json", "server-*.json") for path in sorted(folder.glob(pattern))
+    paths = [path for role in ("worker", "server") for path in sorted(folder.glob(f"{role}-*.json"), key=_by_rank)
              if path.is_file() and path.stat().st_size]  # a process that was killed at once leaves an empty one
     found = [track for path in paths for track in _tracks(_events(path)[0], path)]
     if not found:
@@ -44,7 +49,12 @@ def _from_parts(folder: Path) -> Timeline:
     first_s = min((bar.start_s for track in found for bar in track.bars), default=0.0)
     for track in found:
         track.shift(-first_s)
-    return Timeline(folder.name, found, remarks)
+    return Timeline(home(folder).name, found, remarks)
+
+
+def _by_rank(path: Path) -> Tuple[int, str]:
+    """10 comes after 9."""
+    return len(path.name), path.name
 
 
 def _events(path: Path) -> Tuple[List[Event], List[str]]:

@@ -1,8 +1,8 @@
 """How much of each worker's time communication takes, and how much of that compute hides.
 
 docs/how-to/timelines.md explains the shares; compute + exposed + idle = 1. An iteration lasts from the begin of its
-compute to the begin of the next iteration's. The last iteration has no end, and the first one includes the start-up;
-both are left out unless they are asked for.
+compute to the begin of the next iteration's. So the last iteration has no end, and no shares. The first one includes
+the start-up, and is left out unless it is asked for.
 """
 import dataclasses
 from typing import Dict, List, Optional, Tuple
@@ -39,8 +39,9 @@ def _shares(worker: Track, first: Optional[int], stop: Optional[int]) -> Shares:
     exchange = _clipped(worker.of("exchange"), begin_s, end_s)
     whole, computing, exchanging = end_s - begin_s, _length(compute), _length(exchange)
     either = _length(_union(compute + exchange))
-    return Shares(worker.about["rank"], iterations, whole / iterations, computing / whole,
-                  (computing + exchanging - either) / whole, (either - computing) / whole, 1 - either / whole)
+    parts = computing, computing + exchanging - either, either - computing, whole - either
+    return Shares(worker.about["rank"], iterations, whole / iterations,
+                  *(max(0.0, part / whole) for part in parts))  # sums of floats may come out below 0
 
 
 def iterated(worker: Track, first: Optional[int] = None, stop: Optional[int] = None) -> Tuple[Stretch, int]:

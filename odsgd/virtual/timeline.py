@@ -33,11 +33,12 @@ class TracedSimulation(Simulation):
         self._serving = [trace("server", rank, cluster.host_of_server(rank)) for rank in serving]
         self._first: Dict[int, int] = {}  # iteration of each worker, which a run that goes on does not begin with 1
         self._waited: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # worker, bucket
+        self._asked: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # when: iterations
 
-    def _bar(self, trace: Trace, lane: str, b: int, began: int, ended: int) -> None:
+    def _bar(self, trace: Trace, lane: str, b: int, began: int, ended: int, **more: int) -> None:
         bucket = self.buckets[b]
         trace.add(lane, lane, began / NS, ended / NS, bucket=bucket.id, bytes=bucket.size * WIRE_DTYPE.itemsize,
-                  round=trace.round(lane, bucket.id))
+                  round=trace.round(lane, bucket.id), **more)
 
     def _start(self, time: int, m: int, b: int, number: int, end: int) -> None:
         worker = self._workers[m]
@@ -47,6 +48,8 @@ class TracedSimulation(Simulation):
         counted = t - self._first.setdefault(m, t)
         self._traces[m].add("compute", "forward", began / NS, turned / NS, iteration=counted)
         self._traces[m].add("compute", "backward", turned / NS, over / NS, iteration=counted)
+        for b, ops in enumerate(worker.program):
+            self._asked[m, b].extend(counted for op in ops if op.what not in ("step", "await"))
 
     def _arrays(self, worker: WorkerTimes, stage: str, b: int, time: int, cost: int) -> int:
         over = super()._arrays(worker, stage, b, time, cost)
@@ -59,7 +62,8 @@ class TracedSimulation(Simulation):
 
     def _answered(self, worker: WorkerTimes, lane: LaneTimes, time: int, update: int) -> None:
         there, m = max(time, worker.messages_free) + self.costs.message, worker.rank
-        self._bar(self._traces[m], "exchange", lane.b, self._waited[m, lane.b].popleft(), there)
+        self._bar(self._traces[m], "exchange", lane.b, self._waited[m, lane.b].popleft(), there,
+                  iteration=self._asked[m, lane.b].popleft())
         super()._answered(worker, lane, time, update)
 
     def _handle(self, time: int, m: int, b: int, number: int, end: int) -> None:

@@ -65,6 +65,8 @@ class Emulated:
         """Queue a forward and a backward pass; returns at once, for each device an array written when it is through."""
         factor = next(self._factors)
         self.iterations += 1
+        if trace.on is not None:
+            trace.on.iterations = self.iterations
         return [device.iteration(self.iterations - 1, factor) for device in self._devices]
 
 

@@ -15,6 +15,7 @@ import kvstore
 from kvstore.engine import engine
 from kvstore.engine._mxnet import mx
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
+from kvstore.session.session import Session
 from kvstore.tracing import recorder as trace
 from kvstore.tracing.trace import LANES
 from kvstore.transports.in_process import Stage
@@ -76,6 +77,37 @@ def test_a_bar_lasts_from_what_is_read_to_what_is_written(tmp_path: Path, record
     bar, = events(tmp_path)["gather"]
     assert released[0] <= bar["ts"] + 0.1 and bar["ts"] < released[1] <= bar["ts"] + bar["dur"] + 0.1
     assert bar["args"] == {"bucket": bucket.id, "bytes": 16, "round": 0}
+
+
+def test_a_bar_of_something_written_long_ago_begins_when_it_is_asked_for(tmp_path: Path,
+                                                                         recorder: trace.Recorder) -> None:
+    """As a fetch for an evaluation reads what the last exchange has brought."""
+    bucket, flat, answer = a_bucket(), mx.nd.zeros(4), mx.nd.zeros(4)
+    recorder.span("gather", bucket, reads=[mx.nd.zeros(4)], writes=[flat])
+    mx.nd.waitall()
+    time.sleep(0.05)
+    asked_us = 1e6 * time.monotonic()
+    recorder.span("exchange", bucket, reads=[flat], writes=[answer])
+    bar, = events(tmp_path)["exchange"]
+    assert bar["ts"] >= asked_us - 0.1
+
+
+@pytest.mark.parametrize("store, asked", [("asgd", [0, 1, 2, 3]), ("diloco", [1, 3])])
+def test_exchanges_have_the_iteration_that_asked_for_them(tmp_path: Path, recorder: trace.Recorder, store: str,
+                                                          asked: List[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none where an evaluation did."""
+    next_step = Session.next_step
+
+    def computed(self: Session, *rates: Any) -> Any:
+        recorder.iterations += 1
+        return next_step(self, *rates)
+
+    monkeypatch.setattr(Session, "next_step", computed)
+    options = {"H": 2} if store == "diloco" else {}
+    Stage(1).run(lambda transport: train(Scenario(store, options, iterations=4), 0, transport))
+    seen = [bar["args"].get("iteration") for bar in events(tmp_path)["exchange"]]
+    assert sorted({one for one in seen if one is not None}) == asked
+    assert (None in seen) == (store == "asgd")  # whose evaluation fetches
 
 
 def test_bars_of_a_lane_do_not_overlap_and_exchanges_have_a_row_each(tmp_path: Path, recorder: trace.Recorder) -> None:

@@ -11,8 +11,9 @@ from typing import Any, Dict, List, Sequence, Tuple
 import pytest
 
 from odsgd.cli import main
+from odsgd.timeline.draw import COLOURS, GREY, figure
 from odsgd.timeline.files import MERGED, read_timeline
-from odsgd.timeline.summary import begins_of, shares
+from odsgd.timeline.summary import begins_of, shares, table
 from odsgd.timeline.timeline import Bar, Timeline, Track
 from odsgd.training.step import virtual
 from tests.jobs import launch
@@ -32,7 +33,7 @@ def track(role: str = "worker", rank: int = 0, boot: str = "a", job: str = "j", 
 
 def leave(folder: Path, *tracks: Track) -> Path:
     """Files as recorders leave them."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     for pid, one in enumerate(tracks):
         events: List[Dict[str, Any]] = [{"ph": "M", "name": "odsgd", "pid": pid, "tid": 0, "args": one.about}]
         events += [{"ph": "X", "name": bar.name, "cat": bar.stage, "pid": pid, "tid": 0, "ts": 1e6 * bar.start_s,
@@ -78,6 +79,25 @@ def test_the_summary_is_a_table_and_names_the_job(tmp_path: Path, capsys: pytest
         "0                2  10000.0   60.0 %  25.0 %   25.0 %  15.0 %"]
 
 
+def test_timelines_of_folders_of_the_same_name_are_told_apart(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [leave(tmp_path / name / "traces", KNOWN) for name in ("one", "two")]
+    assert main(["trace", "summary", *map(str, folders)]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "traces" in line] == ["one/traces", "two/traces"]
+    monkeypatch.chdir(folders[0])
+    for here in (".", "worker-0.json"):
+        assert main(["trace", "summary", here]) == 0
+        assert capsys.readouterr().out.startswith("traces\n")
+
+
+def test_a_share_of_nothing_is_not_less_than_nothing() -> None:
+    """Sums of floats come out at -1e-16 here."""
+    bars = [bar for t in range(9) for bar in [("compute", t, t + 0.22, {"iteration": t}),
+                                              ("exchange", t + 0.22, t + 0.6, {"bucket": 1})]]
+    share, = shares(Timeline("one", [track(bars=bars)], []))
+    assert share.hidden == 0 and "22.0 %   0.0 %   38.0 %  40.0 %" in table([share])
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["summary", "{}", "--iterations", "2:9"], "worker 0: iterations 2:9 are not in the trace, which has 0 to 3"),
     (["summary", "{}", "--iterations", "2"], "expected FIRST:STOP"),
@@ -111,6 +131,11 @@ def test_a_merged_file_reads_like_its_parts(tmp_path: Path) -> None:
     assert [one.name for one in merged.tracks] == ["worker 0", "server 0"]
     assert [one.about for one in merged.tracks] == [one.about for one in parts.tracks]
     assert shares(merged) == shares(parts)
+
+
+def test_workers_come_in_the_order_of_their_ranks(tmp_path: Path) -> None:
+    workers = [track(rank=rank) for rank in range(12)]
+    assert [one.about["rank"] for one in read_timeline(leave(tmp_path, *workers)).workers] == list(range(12))
 
 
 def test_a_killed_process_loses_only_its_last_line(tmp_path: Path) -> None:
@@ -185,6 +210,21 @@ def test_a_figure_ends_where_the_worker_that_came_least_far_does(tmp_path: Path)
     assert main(["trace", "draw", str(leave(tmp_path, KNOWN, slower)), "-o", str(tmp_path / "figure.png")]) == 0
 
 
+def test_an_exchange_is_drawn_by_its_iteration_and_an_evaluations_by_none(tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 0 is iteration 1's, as with a store that exchanges in every second one."""
+    axes = pytest.importorskip("matplotlib.axes")
+    drawn: Dict[str, List[Any]] = {"barh": [], "text": []}
+    monkeypatch.setattr(axes.Axes, "barh", lambda self, y, width, **more: drawn["barh"].append((y, more["color"])))
+    monkeypatch.setattr(axes.Axes, "text", lambda self, x, y, text, **more: drawn["text"].append((y, text)))
+    bars: List[Stretch] = [("compute", t, t + 0.5, {"iteration": t}) for t in range(5)]
+    bars += [("exchange", 1.5, 1.9, {"bucket": 0, "round": 0, "iteration": 1}),
+             ("exchange", 2.5, 2.9, {"bucket": 0, "round": 1})]
+    figure([Timeline("one", [track(bars=bars)], [])], [(1, 4)], tmp_path / "figure.png")
+    assert [one for one in drawn["barh"] if one[0] == -1] == [(-1, COLOURS[1]), (-1, GREY)]
+    assert [text for y, text in drawn["text"] if y == -1] == ["1"]
+
+
 def test_a_figure_of_an_asynchronous_job_which_has_no_rounds(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     bars = [Bar(bar.stage, bar.name, bar.start_s, bar.end_s,
@@ -228,6 +268,7 @@ def test_a_job_leaves_a_timeline_of_all_its_processes(tmp_path: Path) -> None:
         assert share.iterations == 10 and share.iteration_s > 0.019 and share.compute > 0
         assert share.compute + share.exposed + share.idle == pytest.approx(1) and share.hidden <= share.compute
     check_rounds(timeline)
+    assert all(bar.args["iteration"] == bar.args["round"] for one in timeline.workers for bar in one.of("exchange"))
 
 
 # --- a virtual run ----------------------------------------------------------------------------------------------------
@@ -245,6 +286,7 @@ def test_a_virtual_run_leaves_the_same_timeline(tmp_path: Path, capsys: pytest.C
         assert {bar.stage for bar in one.bars} == STAGES_OF[one.about["role"]] - {"copy"}  # which SGD does without
         assert 0 <= time.time() - one.about["wall_s"] < 300
     check_rounds(timeline)
+    assert all(bar.args["iteration"] == bar.args["round"] for one in timeline.workers for bar in one.of("exchange"))
     epoch = records(tmp_path / "run", "epoch")[-1]
     last_s = max(bar.end_s for one in timeline.tracks for bar in one.bars)
     assert last_s == pytest.approx(epoch["virtual_seconds"], abs=1e-6)
