@@ -52,11 +52,11 @@ class Network:
 
     def shares(self, count: int) -> List[Tuple[float, float]]:
         """Seconds of each layer, forward and backward; medians."""
-        asked = [self._queue(True)]
+        asked = [self._queue(True) for _ in range(2)]
         taken = []
         for _ in range(count):
-            asked.append(self._queue(True))
-            taken.append(_of_layers(asked[-2], asked[-1]))
+            asked.append(self._queue(True))  # before the wait, or the device idles and the next first layer pays for it
+            taken.append(_of_layers(asked[-3], asked[-2]))
         return [(statistics.median(one[0] for one in layer), statistics.median(one[1] for one in layer))
                 for layer in zip(*taken)]
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import statistics
 import time
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -64,7 +64,8 @@ def _exchange(transport: ParameterServer, count: int, floats: int) -> Tuple[floa
     store.set_optimizer(mx.optimizer.SGD(learning_rate=1e-6))
     weights, grads = ([mx.nd.zeros(floats) for _ in range(count)] for _ in range(2))
     store.broadcast(list(range(count)), weights, weights)
-    took, used = [1.0], [1.0]
+    took: List[float] = []
+    used: List[float] = []
     for _ in range(REPEAT if transport.worker_rank == 0 else 1):  # all begin: the store waits for that
         began, before = time.perf_counter(), time.process_time()
         for key in range(count):

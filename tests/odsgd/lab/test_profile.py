@@ -1,8 +1,10 @@
 """`odsgd profile`: what it writes can be read, and what it says of a network, links and servers follows from times."""
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
@@ -10,6 +12,7 @@ import pytest
 import yaml
 
 from kvstore import methods
+from kvstore.transports.in_process import Stage
 from odsgd.cli import main
 from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig
@@ -54,6 +57,38 @@ def test_the_layers_of_a_network_take_as_long_as_its_iterations_together() -> No
     network = passes.Network(TrainConfig.from_flags(["--dataset", "digits", "--kvstore", "ssgd", "--batch-size", "8"]))
     assert all(forward >= 0 and backward >= 0 for forward, backward in network.shares(3))
     assert len(network.shares(3)) == len(network.layers) and len(network.times(4)) == 4
+
+
+def test_the_next_iteration_is_queued_before_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it begins on an idle device, and its first layer seems to take what data and Python do."""
+    queued, followed = itertools.count(), []  # type: Any, List[bool]
+
+    class Timed:
+        def __init__(self) -> None:
+            self.number = next(queued)
+
+        def wait(self, timeout_s: float) -> float:
+            followed.append(self.number + 1 < len(made))
+            return float(self.number)
+
+    made: List[Timed] = []
+    network = object.__new__(passes.Network)
+
+    def queue(looked_at: bool) -> Any:
+        made.append(Timed())
+        return [made[-1]], [made[-1]]
+
+    monkeypatch.setattr(network, "_queue", queue, raising=False)
+    assert network.shares(3) == [(1.0, 0.0)]
+    assert all(followed)
+
+
+def test_an_exchange_that_takes_longer_than_a_second_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "REPEAT", 2)
+    monkeypatch.setattr(wire, "time", types.SimpleNamespace(perf_counter=itertools.count(0, 3).__next__,
+                                                            process_time=itertools.count(0, 2).__next__))
+    transport: Any = Stage(1).worker(0)
+    assert wire._exchange(transport, 1, 16) == (3, 2)
 
 
 def test_a_line_through_times_counts_small_buckets_as_much_as_large_ones() -> None:
