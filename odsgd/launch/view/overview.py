@@ -1,6 +1,7 @@
 """A job's status for its user: the line at the bottom of the screen, and the facts that `odsgd watch` shows.
 
-Beats in, text and numbers out; no process, pipe, clock or terminal here. Rates and shares are means over `WINDOW_S`.
+Beats in, text and numbers out; no process, pipe, clock or terminal here. Rates and shares are means over the last
+`WINDOW_S`, or the last `ENOUGH` iterations where those took longer.
 """
 import collections
 import math
@@ -11,14 +12,16 @@ from tqdm import tqdm
 
 from odsgd.launch.policy.liveness import FRESH_S, number
 
-WINDOW_S = 10.0
+WINDOW_S, ENOUGH = 10.0, 10
+TRAINS = ("", "training")
+"""Activities in which a worker's time is an iteration's; `""` is a script's that does not tell."""
 UNSURE_S = 0.25
 """Beats arrive up to this late on a busy machine: what a worker does meanwhile is not told as being behind."""
 SAME_S = 0.3
 """Beats that are less than this apart are the same beat, passed on twice."""
 SLOW, SLOW_OF_ALL = 1.25, 0.1
 """A slow worker computes `SLOW` times as long as the median worker, and longer by `SLOW_OF_ALL` of its iteration."""
-MOST_TEXT = 200
+MOST_TEXT, LONGEST_PATH = 200, 4096
 FORMS = ("{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
          "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
          "{desc}: {percentage:.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]")
@@ -37,6 +40,11 @@ class _Sample(NamedTuple):
     stale: Dict[str, Tuple[float, float]]
     """Gradients that a server of an asynchronous job has got, and the sum of their staleness: by the name of the worker
     that sent them, and of all workers by the server's own name."""
+    trained: int = 0  # of the iterations, those from one beat in training to the next
+    own_s: float = 0.0  # what these took, without what was waited
+
+
+NO_BEAT = _Sample(0.0, 0, 0.0, 0.0, {})
 
 
 class Overview:
@@ -54,12 +62,12 @@ class Overview:
         """An agent has passed on the beats of its processes."""
         for name, beat in beats.items():
             if isinstance(beat, dict):
-                self._beats[name] = beat
                 if isinstance(beat.get("run"), dict):
                     self._speaker = name
                 silent_s = number(beat.get("silent_s"))
                 if silent_s is not None and "at" in beat:
                     self._add(name, beat, now - max(silent_s, 0.0))
+                self._beats[name] = beat
 
     def ended(self, name: str) -> None:
         """The process has ended."""
@@ -72,8 +80,18 @@ class Overview:
         if samples and at_s - samples[-1].at_s < SAME_S:
             return
         at, waited_s, nbytes = (number(beat.get(key)) or 0.0 for key in ("at", "waited_s", "nbytes"))
-        samples.append(_Sample(at_s, max(int(at), 0), waited_s, nbytes, _stale(name, beat)))
-        while samples[-1].at_s - samples[0].at_s > WINDOW_S:
+        progress = max(int(at), 0)
+        if samples and progress < samples[-1].progress:
+            samples.clear()  # the count began anew
+        before = samples[-1] if samples else NO_BEAT
+        trained, own_s = before.trained, before.own_s
+        if samples and _trains(beat) and _trains(self._beats[name]):
+            trained += progress - before.progress
+            own_s += at_s - before.at_s - (waited_s - before.waited_s)
+        if len(samples) > 1 and samples[-2].progress == before.progress:
+            samples.pop()  # so that all but the last have another count than the one before
+        samples.append(_Sample(at_s, progress, waited_s, nbytes, _stale(name, beat), trained, own_s))
+        while at_s - samples[0].at_s > WINDOW_S and progress - samples[1].progress >= ENOUGH:
             samples.popleft()
         if self._began is None and at and name.startswith("worker"):
             self._began = at_s, int(at)
@@ -90,12 +108,12 @@ class Overview:
         total = max(number(run.get("total")) or 0, 0) or None
         return {"at": self._samples[name][-1].progress, "total": total, "rate": self._rate(name),
                 "began": self._began[1], "elapsed_s": now - self._began[0],
-                "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in ("", "training") else ""),
+                "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in TRAINS else ""),
                 "tail": _text(run.get("tail")) or ("" if waiting is None else f"waiting for weights {waiting:.0%}")}
 
     def out(self) -> Optional[str]:
-        """The folder of the run, if a process has told it."""
-        return _text(self._run(self._speaker).get("out")) or None
+        """The folder of the run, if a process has told it; to compare, not to show."""
+        return str(self._run(self._speaker).get("out") or "")[:LONGEST_PATH] or None
 
     def _run(self, name: str) -> Facts:
         """What a process has last told of its run."""
@@ -133,16 +151,15 @@ class Overview:
                 behind = max(reached.values(), default=0) - reached.get(row["name"], 0)
                 row["behind"] = None if 0 < behind < fastest * UNSURE_S else behind
                 longer_ms = (row["own_ms"] or 0.0) - median
-                row["slow"] = bool(row["own_ms"]) and longer_ms > max((SLOW - 1) * median,
-                                                                      SLOW_OF_ALL * 1000 / row["rate"])
+                row["slow"] = self._judged(row["name"]) and longer_ms > max((SLOW - 1) * median,
+                                                                            SLOW_OF_ALL * 1000 / row["rate"])
         return rows
 
     def _row(self, name: str) -> Facts:
         beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
         samples = self._samples.get(name)
-        own_ms = 1000 * (1 - (waiting or 0.0)) / rate if rate and name.startswith("worker") else None
         return {"name": name, "at": samples[-1].progress if samples else 0, "rate": rate,
-                "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
+                "waiting": waiting, "own_ms": self._own_ms(name), "bytes_per_s": self._per_s(name, "nbytes"),
                 "doing": self._doing(beat)}
 
     def _doing(self, beat: Facts) -> str:
@@ -157,13 +174,34 @@ class Overview:
 
     # Rates
 
+    def _ends(self, name: str) -> Tuple[_Sample, _Sample, _Sample]:
+        """The first beat, that with which the iteration changed last, so that none is cut in two, and the last one."""
+        samples = self._samples.get(name) or [NO_BEAT]
+        stands = len(samples) > 1 and samples[-2].progress == samples[-1].progress
+        return samples[0], samples[-2 if stands else -1], samples[-1]
+
     def _per_s(self, name: str, field: str) -> Optional[float]:
         """The change of a count per second; None after fewer than two beats, and where the count began anew."""
-        samples = self._samples.get(name)
-        if not samples or samples[-1].at_s <= samples[0].at_s:
+        first, changed, last = self._ends(name)
+        its, change = changed.progress - first.progress, getattr(changed, field) - getattr(first, field)
+        if change < 0 or last.at_s <= first.at_s:
             return None
-        change = getattr(samples[-1], field) - getattr(samples[0], field)
-        return None if change < 0 else float(change) / (samples[-1].at_s - samples[0].at_s)
+        # The next iteration is not over, so that `last` is less than one more after `first`.
+        lasted_s = max(changed.at_s - first.at_s, (last.at_s - first.at_s) * its / (its + 1))
+        return float(change) / lasted_s if its else 0.0
+
+    def _own_ms(self, name: str) -> Optional[float]:
+        """What an iteration of a worker takes without waiting, evaluations and checkpoints."""
+        first, changed, _ = self._ends(name)
+        trained = changed.trained - first.trained
+        if not trained or not name.startswith("worker"):
+            return None
+        return round(1000 * max(changed.own_s - first.own_s, 0.0) / trained, 3)
+
+    def _judged(self, name: str) -> bool:
+        """Whether a worker has trained enough to be called slow."""
+        first, changed, _ = self._ends(name)
+        return changed.trained - first.trained >= ENOUGH
 
     def _rate(self, name: str) -> Optional[float]:
         return self._per_s(name, "progress")
@@ -229,6 +267,10 @@ def _stale(name: str, beat: Facts) -> Dict[str, Tuple[float, float]]:
 def _rank(name: str) -> int:
     _, _, rank = name.partition(" ")
     return int(rank) if rank.isdigit() else 0
+
+
+def _trains(beat: Facts) -> bool:
+    return _text(beat.get("activity")) in TRAINS
 
 
 def _text(value: object) -> str:

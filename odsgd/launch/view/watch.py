@@ -66,11 +66,12 @@ def found(asked: Optional[str]) -> int:
 def _is_of(folder: str, job: int, facts: Facts) -> bool:
     """Whether it is the folder of the job's run, which the command names before a worker tells it."""
     out = facts.get("out")
-    if not out:
-        with contextlib.suppress(OSError, ValueError, ConfigError):
+    with contextlib.suppress(OSError, ValueError, ConfigError):
+        if not out:
             asked, = given(shlex.split(str(facts.get("command"))), "--out")
             out = asked and os.path.join(os.readlink(f"/proc/{job}/cwd"), asked)
-    return bool(out) and os.path.realpath(folder) == os.path.realpath(str(out))
+        return bool(out) and os.path.realpath(folder) == os.path.realpath(str(out))
+    return False
 
 
 def _watch(job: int) -> None:

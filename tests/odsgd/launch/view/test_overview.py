@@ -99,6 +99,38 @@ def test_a_share_made_of_samples_is_never_more_than_all_and_a_little_slower_is_n
     assert [slow for _, slow in rows(0.8)] == [False, False, True]
 
 
+@pytest.mark.parametrize("iteration_s", [0.7, 3.0, 15.0])
+def test_rates_cut_no_iteration_and_of_equal_workers_none_is_slow(iteration_s: float) -> None:
+    of, hosts = Overview(), {"worker 0": "here", "worker 1": "here"}
+    for second in range(200):
+        for rank, phase in enumerate((0.0, 0.45)):
+            of.beats({f"worker {rank}": beat(int((second + phase) / iteration_s), 0)}, 1000 + second + phase)
+        rows = of.table(hosts)
+        assert not any(row["slow"] for row in rows)
+        if second > max(11, 2 * iteration_s):
+            assert all(row["rate"] == pytest.approx(1 / iteration_s, rel=0.2) for row in rows)
+    for second in range(200, 260):
+        of.beats({"worker 0": beat(int(200 / iteration_s), 0)}, 1000 + second)
+    assert of.table(hosts)[0]["rate"] < 0.8 / iteration_s, "it stands still"
+
+
+def test_of_slow_iterations_too_the_slow_worker_is_found() -> None:
+    of, hosts = Overview(), {"worker 0": "here", "worker 1": "here"}
+    for second in range(100):
+        of.beats({"worker 0": beat(second // 3, 0), "worker 1": beat(second // 5, 0)}, 1000 + second)
+    assert [row["slow"] for row in of.table(hosts)] == [False, True]
+
+
+def test_evaluations_and_checkpoints_are_not_a_workers_own_time() -> None:
+    """20 iterations of 200 ms, and then 4 s in which worker 0 evaluates and worker 1 waits for it."""
+    of = Overview()
+    for second in range(30):
+        at, trains = 20 * (second // 8) + 5 * min(second % 8, 4), second % 8 < 5
+        for rank, else_at in enumerate(("evaluation", "checkpoint")):
+            of.beats({f"worker {rank}": beat(at, 0, activity="training" if trains else else_at)}, 100 + second)
+        assert second < 2 or [row["own_ms"] for row in of.table(HOSTS)[:2]] == [200.0, 200.0]
+
+
 def test_a_beat_that_comes_late_or_twice_changes_no_rate() -> None:
     of = Overview()
     for now, at, silent_s in ((101.0, 40, 1.0), (102.0, 60, 0.0), (102.5, 60, 0.5), (105.0, 80, 1.0)):
@@ -175,6 +207,20 @@ def test_a_job_is_found_by_the_folder_of_its_run_also_while_it_starts(
         assert [watch.found(folder) for folder in ("run", "run/", "link", None)] == [os.getpid()] * 4
         with pytest.raises(ConfigError, match="`other` is no job that runs here, nor the folder of its run"):
             watch.found("other")
+    note.close()
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "a\u00a0b", "nu\udcff"])
+def test_a_job_is_found_whatever_the_folder_of_its_run_is_called(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(status_file, "SHARED", str(tmp_path))
+    of, note = overview(), status_file.StatusFile()
+    of.beats({"worker 0": beat(90, 4.0, run={"out": str(tmp_path / name)})}, 105.0)
+    note.write({"command": "x", "out": of.out()})
+    assert watch.found(str(tmp_path / name)) == os.getpid()
+    note.write({"command": "x", "out": "\0"})
+    with pytest.raises(ConfigError, match="is no job that runs here"):
+        watch.found(str(tmp_path / name))
     note.close()
 
 
