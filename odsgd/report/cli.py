@@ -6,7 +6,8 @@ from typing import List, Sequence
 from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.report import page
-from odsgd.report.runs import Records, compared, outcome, read_records, table, told_apart
+from odsgd.report.runs import Records, compared, outcome, read_records, table
+from odsgd.tools import told_apart
 
 PAGE = "report.html"
 
@@ -25,7 +26,8 @@ def main(argv: List[str]) -> int:
     path = options.out or Path(os.path.commonpath([folder.resolve() for folder in options.runs])) / PAGE
     if path.suffix != ".html":
         raise ConfigError(f"-o {path}: expected a name that ends in .html")
-    runs = told_apart([read_records(folder) for folder in options.runs])
+    read = [read_records(folder) for folder in options.runs]
+    runs = [run._replace(name=name) for run, name in zip(read, told_apart([run.folder for run in read]))]
     print(table(list(map(outcome, runs))))
     if not options.table:
         _write(path, runs)

@@ -72,13 +72,6 @@ def read_records(folder: Path) -> Records:
                    counted if counted["event"] == "staleness" else None, last != ["start"], folder.resolve().name)
 
 
-def told_apart(runs: Sequence[Records]) -> List[Records]:
-    """The runs, named by ends of their paths as long as it takes."""
-    parts = [run.folder.parts for run in runs]
-    length = next(count for count in itertools.count(1) if len({one[-count:] for one in parts}) == len(set(parts)))
-    return [run._replace(name=str(Path(*one[-length:]))) for run, one in zip(runs, parts)]
-
-
 def outcome(records: Records) -> Outcome:
     epochs = records.epochs
     for field in ("samples_per_s", "seconds"):
