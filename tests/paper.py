@@ -501,7 +501,7 @@ def rda(weights: np.ndarray, deltas: List[np.ndarray]) -> np.ndarray:
 class DecoupledDiloco(Asgd):
     """Douillard et al. 2026, with a quorum of 1. Worker m sends fragment p where (t + floor(p H / P)) mod H = 0; the
     first of a round that has taken `grace` more steps closes it, or the last of all that can be in it.
-    `tensors`: for RDA; None: the weighted mean.
+    `tensors`: for RDA; None: the weighted mean. `examples(m, t)`: of worker m's batch in iteration t.
     """
 
     inner: List[Any]
@@ -513,6 +513,7 @@ class DecoupledDiloco(Asgd):
     alpha: float
     grace: int
     tensors: Any = None
+    examples: Callable[[int, int], float] = lambda m, t: 1.0
 
     def __post_init__(self) -> None:
         M = len(self.inner)
@@ -520,15 +521,17 @@ class DecoupledDiloco(Asgd):
         self.had = [self.W.copy() for _ in range(M)]          # Theta as worker m got it last
         self.brought = [self.W.copy() for _ in range(M)]      # and what is on its way
         self.sent = [[0] * len(self.fragments) for _ in range(M)]
+        self.seen = [[0.0] * len(self.fragments) for _ in range(M)]  # examples since then
         self.open: List[Dict[int, Any]] = [{} for _ in self.fragments]
 
     def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
         x, now, P = self.inner[m](w, g, t, w).copy(), t + 1, len(self.fragments)
         for p, part in enumerate(self.fragments):
             since = (now + p * self.H // P) % self.H
+            self.seen[m][p] += self.examples(m, t)
             if since == 0:
                 c_step, self.sent[m][p] = now - self.sent[m][p], now
-                c_tok = c_step
+                c_tok, self.seen[m][p] = self.seen[m][p], 0.0
                 self.open[p][m] = c_tok * (c_tok / c_step), (self.had[m] - x)[part]
                 if len(self.open[p]) == len(self.inner):
                     self.close(p, part)

@@ -29,7 +29,7 @@ class Step:
     lr: float  # the trainer's, for the global weights
     lr_local: float  # for a worker's own steps; the trainer's, unless `lr_local` says otherwise
     counts: float = 1.0  # where weights are taken: M / the workers that had data since the exchange before
-    samples: float = 1.0  # the same: examples that an iteration of this worker has
+    samples: float = 1.0  # the same: examples of this worker in an iteration, the mean since it sent last
     joined: bool = False  # the same: this worker's data have ended, and it takes no steps
 
 

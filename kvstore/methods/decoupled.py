@@ -10,7 +10,7 @@ data, and faster, counts more. What comes later is part of the next round.
     Theta_p, v_p   w, U          a fragment's global weights, and the state of SGD with Nesterov's momentum
     Theta_p (m)    anchor        the same as worker m got them last
     Delta_m,p      pushes        how far it has come since
-    c_tok, c_step  step.samples  examples and steps of worker m since it sent this fragment last
+    c_tok, c_step  steps         examples (steps * step.samples) and steps of worker m since it sent this fragment last
     w_m            counts        c_tok (c_tok / c_step), what its outer gradient counts
     K, xi_grace    quorum, grace  workers that a round has at least; how long it stays open for more, here in steps of
                                  the worker that waits for it

@@ -48,7 +48,7 @@ def worker_state(session: Session) -> Saved:
     return arrays, {
         "store": session.method.name, "iteration": step.t, "left_out": session.left_out, "since": session.since,
         "lr": step.lr, "lr_local": step.lr_local, "counted": list(session.counted),
-        "arrays": names, "facts": facts,
+        "sampled": list(session.sampled), "arrays": names, "facts": facts,
         "optimizer_local": {bucket.label: session.local_steps[bucket.id].facts() for bucket in session.buckets
                             if session.local_steps},
         "versions": {bucket.label: versions[bucket.id] for bucket in session.buckets if versions}}
@@ -58,6 +58,7 @@ def load_worker(session: Session, saved: Saved) -> None:
     """Go on from what `worker_state` gave. The session has begun, at the saved weights."""
     arrays, meta = saved
     session.counted.extend(meta.get("counted", []))
+    session.sampled.extend(meta.get("sampled", []))
     for bucket in session.buckets:
         flats = {name: layout.join(bucket, arrays, name + "/") for name in of_bucket(session, bucket, meta["arrays"])}
         worker = session.workers[bucket.id]
@@ -83,7 +84,8 @@ def check_worker(saved: Saved) -> None:
     local = meta.get("optimizer_local")
     if not ({"store", "optimizer_local", "versions"} <= set(meta)
             and _are_numbers(meta.get("lr"), meta.get("lr_local"))
-            and isinstance(meta.get("counted", []), list) and _are_numbers(*meta.get("counted", []))
+            and all(isinstance(meta.get(name, []), list) and _are_numbers(*meta.get(name, []))
+                    for name in ("counted", "sampled"))
             and _are_counts(meta.get("iteration"), meta.get("left_out", 0)) and _are_numbers(meta.get("since", 0))
             and _by_bucket(meta.get("facts"), lambda one: isinstance(one, dict))
             and _by_bucket(names, _are_names) and set(names) == set(meta["facts"])

@@ -75,6 +75,8 @@ class Session:
         self.samples = 1.0  # examples that an iteration of this worker has, where it is known
         self.counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
         """What the gradients of the last iterations, as many as a round has, were multiplied by."""
+        self.sampled: Deque[float] = deque(maxlen=self.counted.maxlen)
+        """Examples that these iterations had."""
         self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
         self.own_step: Dict[str, Any] = {}  # what is the same on all workers of the steps that a script itself takes
@@ -303,6 +305,7 @@ class Session:
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
         """The next iteration begins; `lr_local` None: as `lr`."""
         self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
+        self.sampled.append(self.samples)
         self.transport.iteration = self.step.t
         pulse.moved(self.iteration)
         return self.step
@@ -369,8 +372,8 @@ class Session:
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
         """The same where the method takes weights and its turn has come: `x` are this worker's."""
-        step = dataclasses.replace(step, counts=min(self.counted, default=1.0), samples=self.samples,
-                                   joined=self.joined)
+        step = dataclasses.replace(step, counts=min(self.counted, default=1.0), joined=self.joined,
+                                   samples=sum(self.sampled) / len(self.sampled))
         w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(x, step)
         return w
 

@@ -20,6 +20,7 @@ from kvstore.methods.decoupled import Decoupled, Learner, Syncer, mean, rda
 from kvstore.methods.quorum import LOG_PIECE, log_in, planned
 from kvstore.state import declared
 from kvstore.transports.in_process import Stage
+from tests import paper
 from tests.kvstore.methods.test_diloco import drawn, walk
 
 ONES = np.ones(5, np.float32)
@@ -50,6 +51,22 @@ def test_rounds_of_all_with_the_mean_are_streaming_diloco(workers: int, options:
     for one, other in zip(ours, theirs):
         np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-6)
         np.testing.assert_allclose(one[1], other[1], rtol=0, atol=1e-6)
+
+
+def test_an_outer_gradient_counts_the_examples_of_all_its_steps_also_after_a_resume() -> None:
+    """Of worker 1 the batch with which it sends is short."""
+    def examples(m: int, t: int) -> int:
+        return 1 if m and t % 3 == 2 else 8
+
+    settings: Dict[str, Any] = {"H": 3, "lr_outer": 0.5, "delay": 1, "grace": 1, "quorum": 2, "merge": "mean",
+                                "examples": examples}
+    theory = paper.DecoupledDiloco(ONES, None, [paper.Sgd(0.1)] * 2, 3, 0.5, 0.0, [slice(0, 5)], 1, 0.5, 1,
+                                   examples=examples)
+    path, _ = paper.in_order(drawn(5), ONES, 2, [0, 1] * 11, theory)
+    first = walk("decoupled", 2, 8, drawn(5), ONES, **settings)
+    then = walk("decoupled", 2, 3, drawn(5), ONES, states=[ends[2] for ends in first], **settings)
+    for m in range(2):
+        np.testing.assert_allclose(np.concatenate([first[m][0], then[m][0][1:]]), path[m], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("workers, options, warns", [

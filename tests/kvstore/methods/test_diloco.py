@@ -29,15 +29,17 @@ def drawn(size: int) -> Grads:
 
 
 def walk(name: str, workers: int, steps: Any, gradient: Grads, w_0: np.ndarray, lr: float = 0.1, way: str = "worker",
-         momentum: float = 0.0, states: Any = None, order: Any = None, **options: Any
+         momentum: float = 0.0, states: Any = None, order: Any = None,
+         examples: Callable[[int, int], int] = lambda m, t: 1, **options: Any
          ) -> List[Tuple[np.ndarray, np.ndarray, Any]]:
     """Of each worker its path, the global weights at its end, and both states. `states`: to go on from; `steps`: of all
-    workers, or of each; `order`: of their exchanges."""
+    workers, or of each; `order`: of their exchanges; `examples`: of a batch, over which a gradient is the mean."""
     stage = Stage(workers, order, timeout_s=60)
 
     def train(transport: Any) -> Tuple[np.ndarray, np.ndarray, Any]:
         store = kvstore.create(name, transport, **options)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=lr, momentum=momentum))
+        optimizer = mx.optimizer.SGD(learning_rate=lr, momentum=momentum)
+        store.set_optimizer(optimizer)
         m = transport.worker_rank
         w = mx.nd.array(w_0)
         if states is not None:
@@ -47,7 +49,8 @@ def walk(name: str, workers: int, steps: Any, gradient: Grads, w_0: np.ndarray, 
         store.begin()
         path, first = [w.asnumpy()], store.iteration
         for t in range(first, first + (steps if isinstance(steps, int) else steps[m])):
-            store.pushpull("w", mx.nd.array(gradient(m, t, w.asnumpy())), w)
+            optimizer.rescale_grad = 1 / examples(m, t)
+            store.pushpull("w", mx.nd.array(gradient(m, t, w.asnumpy()) * examples(m, t)), w)
             path.append(w.asnumpy())
         if "uneven" in options:
             store.join()
