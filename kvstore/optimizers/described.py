@@ -85,6 +85,15 @@ def elementwise(optimizer: Optional[Optimizer]) -> bool:
         known(optimizer) and type(optimizer).__name__ in ELEMENTWISE)
 
 
+DECAYS_APART = {"AdaDelta", "AdaGrad", "AdamW", "DCASGD", "Ftrl", "LAMB", "LARS"}
+
+
+def decays_apart(optimizer: Optimizer) -> bool:
+    """Whether its weight decay is another one than a gradient g + wd w would bring."""
+    kinds = {kind.__name__ for kind in type(optimizer).__mro__}
+    return bool(kinds & DECAYS_APART) or ("Signum" in kinds and not optimizer.momentum)
+
+
 def known(optimizer: Optimizer) -> bool:
     """Whether it is MXNet's or ours, whose ways are known."""
     return type(optimizer).__module__.startswith(("mxnet.", "kvstore."))

@@ -28,7 +28,6 @@ from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.methods.local_optimizers import FORMULAS, MXNET, PLAIN, SCALED
 from kvstore.optimizers import described as optimizers
-from kvstore.optimizers import torch_formulas
 from kvstore.optimizers.apply import QueuedOptimizer, formula_of
 from kvstore.optimizers.described import Optimizer
 from kvstore.session.staleness import Staleness
@@ -136,9 +135,9 @@ class Session:
         if hint and (formula_of(optimizer) is None or type(optimizer).__name__ != "SGD" or optimizer.momentum):
             raise ConfigError(f"store `{name}` takes SGD steps of its own: the trainer's optimizer must be `sgd` "
                               f"without momentum or clip_gradient (momentum: {hint})")
-        if not self.method.update_decays and isinstance(optimizer, torch_formulas.AdamW) and optimizer.wd:
-            raise ConfigError(f"store `{name}` adds weight decay to gradients, and AdamW keeps it apart from them; set "
-                              "weight_decay to 0, or take Adam")
+        if not self.method.update_decays and optimizers.decays_apart(optimizer) and optimizer.wd:
+            raise ConfigError(f"store `{name}` adds weight decay to gradients, and {type(optimizer).__name__} keeps it "
+                              "apart from them; set weight decay to 0, or take another optimizer, as SGD or Adam")
         optimizers.describe(optimizer)  # complains if it cannot travel
         if isinstance(self.weights_holder, WeightsOnWorkers):
             self._check_skips(optimizer)

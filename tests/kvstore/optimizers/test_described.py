@@ -1,15 +1,18 @@
 """The compensated optimizers by hand, as a worker's own step, and optimizers as text."""
+import contextlib
 import json
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import pytest
 
+import kvstore
 import kvstore.optimizers.compensated  # noqa: F401  which names its optimizers
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import QueuedOptimizer
+from kvstore.transports.in_process import Stage
 from tests import paper
 
 
@@ -153,3 +156,26 @@ class Subclass(mx.optimizer.SGD):
     (mx.optimizer.create("lars"), False), (mx.optimizer.create("nadam"), False), (Subclass(), False)])
 def test_only_optimizers_known_to_be_elementwise_share_buckets(optimizer: Any, together: bool) -> None:
     assert described.elementwise(optimizer) is together
+
+
+@pytest.mark.parametrize("name, settings, goes", [
+    ("lamb", {}, False), ("adagrad", {}, False), ("adadelta", {}, False), ("ftrl", {}, False), ("lars", {}, False),
+    ("dcasgd", {}, False), ("adamw", {}, False), ("signum", {"momentum": 0.0}, False), ("signum", {}, True),
+    ("sgd", {}, True), ("adam", {}, True), ("rmsprop", {}, True), ("dcasgd_c", {}, True)])
+def test_decay_that_an_optimizer_keeps_apart_does_not_go_where_gradients_have_it(
+        name: str, settings: Dict[str, float], goes: bool) -> None:
+    """Where it goes, a step along g + wd w without decay is one along g with it."""
+    def stepped(wd: float) -> float:
+        optimizer, w = mx.optimizer.create(name, wd=wd, learning_rate=0.5, **settings), mx.nd.array([2.0, 3.0])
+        local = QueuedOptimizer(optimizer, 0, (2,))
+        local.start(w)
+        for _ in range(2):
+            local(w, 1 + (0.25 - wd) * w, 0.5)
+        return float(w.asnumpy()[0])
+
+    assert goes == (stepped(0.25) == pytest.approx(stepped(0.0), rel=1e-6))
+    store, decaying = kvstore.create("downpour", Stage(1).worker(0)), mx.optimizer.create(name, wd=0.25, **settings)
+    store.set_optimizer(mx.optimizer.create(name, **settings))
+    said = f"adds weight decay to gradients, and {type(decaying).__name__} keeps it apart"
+    with contextlib.nullcontext() if goes else pytest.raises(ConfigError, match=said):
+        store.set_optimizer(decaying)
