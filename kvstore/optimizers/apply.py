@@ -15,6 +15,10 @@ Apply = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray], np.ndarray, Opti
 """One step in NumPy, of (w, g, state, out, room). `out` may be `w`. `room` is scratch: `g`, `out` or None."""
 
 
+LARS_RATES = ("cur_lr", "last_lr")
+"""What MXNet's LARS scales its momentum by: the rates of this step and of the one before, which it moves in each call."""
+
+
 class Applied(Update):
     """One optimizer for one bucket: its state, and what a checkpoint keeps of both."""
 
@@ -27,6 +31,7 @@ class Applied(Update):
         self.optimizer = optimizer
         self.shape = None if described.elementwise(optimizer) else self._shape_of_one
         self.state: Any = None
+        self._rates = {name: getattr(optimizer, name) for name in LARS_RATES if "LARS" in described.kinds(optimizer)}
 
     def start(self, w: NDArray) -> None:
         self.state, self._size = self.optimizer.create_state_multi_precision(self.index, self._shaped(w)), w.size
@@ -38,7 +43,8 @@ class Applied(Update):
         """What the optimizer remembers beside arrays, as JSON: its count of updates, and settings it changes itself."""
         described.check_state(self.optimizer, self.state, self._size)
         count = self.optimizer._index_update_count.get(self.index, self.optimizer.begin_num_update)
-        return {"count": count, **described.describe(self.optimizer)}
+        description = described.describe(self.optimizer)
+        return {**description, "count": count, "settings": {**description["settings"], **self._rates}}
 
     def restore(self, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
         """The inverse of `arrays` and `facts`, after `start`."""
@@ -47,6 +53,7 @@ class Applied(Update):
 
     def _set_facts(self, facts: Dict[str, Any]) -> None:
         self.optimizer.__dict__.update(facts["settings"])
+        self._rates = {name: facts["settings"][name] for name in self._rates}
         self.optimizer._index_update_count[self.index] = facts["count"]
 
     def _shaped(self, flat: NDArray) -> NDArray:
@@ -68,7 +75,9 @@ class Applied(Update):
 
     def _by_mxnet(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float) -> None:
         self.optimizer.lr, self.optimizer.rescale_grad = lr, gradient_weight
+        vars(self.optimizer).update(self._rates)  # of this bucket
         self.optimizer.update_multi_precision(self.index, self._shaped(w), self._shaped(grad), self.state)
+        self._rates = {name: getattr(self.optimizer, name) for name in self._rates}
 
 
 class ImmediateOptimizer(Applied):

@@ -3,7 +3,7 @@ import importlib
 import inspect
 import json
 import sys
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
@@ -90,8 +90,12 @@ DECAYS_APART = {"AdaDelta", "AdaGrad", "AdamW", "DCASGD", "Ftrl", "LAMB", "LARS"
 
 def decays_apart(optimizer: Optimizer) -> bool:
     """Whether its weight decay is another one than a gradient g + wd w would bring."""
-    kinds = {kind.__name__ for kind in type(optimizer).__mro__}
-    return bool(kinds & DECAYS_APART) or ("Signum" in kinds and not optimizer.momentum)
+    return bool(kinds(optimizer) & DECAYS_APART) or ("Signum" in kinds(optimizer) and not optimizer.momentum)
+
+
+def kinds(optimizer: Optimizer) -> Set[str]:
+    """The names of its class and of those that it inherits from."""
+    return {kind.__name__ for kind in type(optimizer).__mro__}
 
 
 def known(optimizer: Optimizer) -> bool:

@@ -1,7 +1,7 @@
 """An optimizer's steps on a bucket: SGD in NumPy beside MXNet's, and every other as MXNet has it."""
 import dataclasses
 import inspect
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import pytest
@@ -250,3 +250,27 @@ def test_a_mean_that_forgets_all_is_the_gradient_however_large_it_was(formula: t
     state = {each: np.full(1, 1e8, np.float32) for each in formula.names()}
     formula.move(np.ones(1, np.float32), state, 0.1, 2)
     assert state[name].tolist() == [1.0]
+
+
+def test_the_momentum_of_lars_follows_the_rate_in_each_bucket_also_after_a_resume() -> None:
+    """MXNet's moves cur_lr and last_lr in each call, which has all of up to four parameters."""
+    def made() -> List[QueuedOptimizer]:
+        lars = mx.optimizer.create("lars", momentum=0.5, eta=0.5)
+        buckets = [QueuedOptimizer(lars, index, (2,)) for index in range(2)]
+        for bucket in buckets:
+            bucket.start(mx.nd.zeros(2))
+        return buckets
+
+    ours, weights = made(), [mx.nd.array([4.0, 2.0]), mx.nd.array([1.0, 3.0])]
+    theirs, whole = mx.optimizer.create("lars", momentum=0.5, eta=0.5), [w.copy() for w in weights]
+    states = [theirs.create_state_multi_precision(index, w) for index, w in enumerate(whole)]
+    for t, theirs.lr in enumerate([0.1, 0.4, 0.2, 0.3]):
+        grads = [mx.nd.array([t, 1.0]), mx.nd.array([1.0, -t])]
+        theirs.update_multi_precision([0, 1], whole, [grad.copy() for grad in grads], states)
+        for bucket, w, grad in zip(ours, weights, grads):
+            bucket(w, grad, theirs.lr)
+        if t == 1:
+            before, ours = ours, made()
+            for was, bucket in zip(before, ours):
+                bucket.restore({name: array.asnumpy() for name, array in was.arrays().items()}, was.facts())
+    np.testing.assert_allclose([w.asnumpy() for w in weights], [w.asnumpy() for w in whole], rtol=1e-5)
