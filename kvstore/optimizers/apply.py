@@ -98,7 +98,8 @@ class ImmediateOptimizer(Applied):
             if grad is not self._seen[1]:
                 self._seen[1][:] = grad
             bound_w, bound_grad, size = self._bound
-            self._by_mxnet(bound_w[:size], bound_grad[:size], lr, gradient_weight)
+            kept = not described.known(self.optimizer)  # maybe, and the message's memory is used again
+            self._by_mxnet(bound_w[:size], bound_grad[:size].copy() if kept else bound_grad[:size], lr, gradient_weight)
             bound_w.wait_to_read()  # a rule may look at it
         return w
 

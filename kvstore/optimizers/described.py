@@ -70,6 +70,9 @@ def _check_works(optimizer: Optimizer) -> None:
     if name == "LBSGD" and optimizer.batch_scale > 1:
         raise ConfigError("optimizer `lbsgd` with batch_scale above 1 keeps gradients where no checkpoint finds them; "
                           "set it to 1")
+    if name == "LBSGD" and optimizer.warmup_strategy == "lars":
+        raise ConfigError("optimizer `lbsgd` with warmup_strategy `lars` compares weights with gradients that are not yet "
+                          "divided by the batch and the workers; take optimizer `lars`, or another warmup_strategy")
 
 
 # -- any optimizer, on flat arrays -----------------------------------------------------------------------------------

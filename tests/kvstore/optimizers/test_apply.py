@@ -132,6 +132,25 @@ def test_a_rule_may_hand_over_a_gradient_of_its_own(name: str) -> None:
     assert not np.array_equal(after(4.0, 0.5), after(-2.0, 1.0))
 
 
+class Keeping(mx.optimizer.Optimizer):
+    """One of a script's own that keeps the gradient."""
+
+    def create_state(self, index: int, weight: NDArray) -> None:
+        pass
+
+    def update(self, index: int, weight: NDArray, grad: NDArray, state: Any) -> None:
+        self.kept = grad
+
+
+def test_a_gradient_that_a_script_s_optimizer_keeps_on_a_server_stays_as_it_was() -> None:
+    optimizer, message = Keeping(), mx.nd.ones(3)
+    update = ImmediateOptimizer(optimizer, 0, None)
+    update.start(message)
+    update(*update.bind(mx.nd.ones(3), message), 0.1)
+    message[:] = 5
+    np.testing.assert_array_equal(optimizer.kept.asnumpy(), np.ones(3))
+
+
 def test_a_trial_leaves_momentum_and_count_as_they_were() -> None:
     """Else the steps that follow would be others."""
     paths = []

@@ -132,9 +132,11 @@ def test_mxnets_dcasgd_with_momentum_which_fails_is_refused_by_name() -> None:
         described.describe(mx.optimizer.DCASGD(momentum=0.5))
 
 
-def test_gradients_that_lbsgd_keeps_for_itself_are_refused() -> None:
-    with pytest.raises(ConfigError, match="batch_scale above 1"):
-        described.describe(mx.optimizer.create("lbsgd", batch_scale=2))
+@pytest.mark.parametrize("settings, says", [
+    ({"batch_scale": 2}, "batch_scale above 1 keeps"), ({"warmup_strategy": "lars"}, "not yet divided by the batch")])
+def test_what_lbsgd_does_with_gradients_as_they_come_is_refused(settings: Dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        described.describe(mx.optimizer.create("lbsgd", **settings))
 
 
 def test_an_unknown_local_optimizer_gets_the_nearest_name() -> None:
