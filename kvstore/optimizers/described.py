@@ -71,8 +71,8 @@ def _check_works(optimizer: Optimizer) -> None:
         raise ConfigError("optimizer `lbsgd` with batch_scale above 1 keeps gradients where no checkpoint finds them; "
                           "set it to 1")
     if name == "LBSGD" and optimizer.warmup_strategy == "lars":
-        raise ConfigError("optimizer `lbsgd` with warmup_strategy `lars` compares weights with gradients that are not yet "
-                          "divided by the batch and the workers; take optimizer `lars`, or another warmup_strategy")
+        raise ConfigError("optimizer `lbsgd` with warmup_strategy `lars` compares weights with gradients that are not "
+                          "scaled yet, so that steps depend on the number of workers; take `lars`, or another strategy")
 
 
 # -- any optimizer, on flat arrays -----------------------------------------------------------------------------------
@@ -196,7 +196,19 @@ def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
     optimizer: Any = object.__new__(kind)
     base.__init__(optimizer)
     optimizer.__dict__.update(description["settings"])
+    for bucket, known_as in description.get("names", {}).items():
+        optimizer.idx2name[int(bucket)] = known_as
     return optimizer
+
+
+def names(optimizer: Optimizer, keys: Dict[int, Any]) -> Dict[int, str]:
+    """What MXNet's optimizer knows the parameter of a bucket as, by the bucket: LARS leaves out those that end in bias.
+    A Module's keys are names; a Gluon Trainer's are numbers, and it gives none.
+    """
+    if elementwise(optimizer):  # it does not ask
+        return {}
+    given = optimizer.idx2name
+    return {bucket: given.get(key, key) for bucket, key in keys.items() if key in given or isinstance(key, str)}
 
 
 def multipliers(optimizer: Optimizer, key: Any, parameter: Any = None) -> List[float]:

@@ -208,7 +208,8 @@ class Session:
                 w_local=own)
 
     def _setup(self) -> Setup:
-        described = optimizers.describe(self.global_optimizer)
+        keys = {bucket.id: bucket.first.key for bucket in self.buckets}
+        described = {**optimizers.describe(self.global_optimizer), "names": optimizers.names(self.global_optimizer, keys)}
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer
@@ -226,6 +227,8 @@ class Session:
             return None
         multipliers = self.local_optimizer.lr_mult, self.local_optimizer.wd_mult
         multipliers[0][bucket.id], multipliers[1][bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
+        for number, known_as in optimizers.names(self.optimizer, {bucket.id: bucket.first.key}).items():
+            self.local_optimizer.idx2name[number] = known_as
         step = self.local_steps[bucket.id] = QueuedOptimizer(self.local_optimizer, bucket.id, bucket.shape)
         step.start(w)
         if self.method.options.on_nan == "skip":

@@ -133,7 +133,7 @@ def test_mxnets_dcasgd_with_momentum_which_fails_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("settings, says", [
-    ({"batch_scale": 2}, "batch_scale above 1 keeps"), ({"warmup_strategy": "lars"}, "not yet divided by the batch")])
+    ({"batch_scale": 2}, "batch_scale above 1 keeps"), ({"warmup_strategy": "lars"}, "gradients that are not scaled yet")])
 def test_what_lbsgd_does_with_gradients_as_they_come_is_refused(settings: Dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         described.describe(mx.optimizer.create("lbsgd", **settings))
@@ -181,3 +181,27 @@ def test_decay_that_an_optimizer_keeps_apart_does_not_go_where_gradients_have_it
     said = f"adds weight decay to gradients, and {type(decaying).__name__} keeps it apart"
     with contextlib.nullcontext() if goes else pytest.raises(ConfigError, match=said):
         store.set_optimizer(decaying)
+
+
+@pytest.mark.parametrize("keys, idx2name", [
+    (["a_weight", "a_bias"], {0: "a_weight", 1: "a_bias"}), ([0, 1], {0: "a_weight", 1: "a_bias"}), ([0, 1], {})])
+@pytest.mark.parametrize("store, way", [("ssgd", "worker"), ("dsync", "ring_worker"), ("diloco", "worker")])
+def test_lars_leaves_out_biases_of_which_it_knows_the_name(
+        store: str, way: str, keys: List[Any], idx2name: Dict[int, str]) -> None:
+    """As MXNet's: a Module's keys are names, and a Gluon Trainer gives none."""
+    def made() -> Any:
+        return mx.optimizer.create("lars", learning_rate=0.5, momentum=0.5, wd=0.25, param_idx2name=idx2name)
+
+    grads, ours, theirs = [mx.nd.ones(3), mx.nd.ones(2)], *[[mx.nd.array([4, 2, 1]), mx.nd.ones(2)] for _ in range(2)]
+    options: Any = {"H": 1, "lr_outer": 1.0} if store == "diloco" else {}
+    made_store = kvstore.create(store, getattr(Stage(1), way)(0), **options)
+    made_store.set_optimizer(made())
+    made_store.init(keys, ours)
+    updater = mx.optimizer.get_updater(made())
+    for _ in range(3):
+        made_store.push(keys, grads)
+        for key, grad, w in zip(keys, grads, theirs):
+            updater(key, grad.copy(), w)
+    made_store.pull(keys, ours)
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-5)
