@@ -346,7 +346,7 @@ class FrontEnd:
         servers = self._saved_servers if self.leads else None
         updates = saving.send(self.session, *((None, 0) if servers is None else
                                               saving.for_servers(self.session, servers)))
-        if not self.session.iteration:  # optimizer states alone: schedules and the warm-up go on with them
+        if self._saved is None and not self.session.iteration:  # optimizer states alone: schedules, the warm-up follow
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         self.lanes = lanes

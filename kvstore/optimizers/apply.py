@@ -16,7 +16,7 @@ Apply = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray], np.ndarray, Opti
 
 
 LARS_RATES = ("cur_lr", "last_lr")
-"""What MXNet's LARS scales its momentum by: the rates of this step and of the one before, which it moves in each call."""
+"""What MXNet's LARS scales its momentum by: the rates of this step and of the one before, which each call moves."""
 
 
 class Applied(Update):

@@ -209,7 +209,8 @@ class Session:
 
     def _setup(self) -> Setup:
         keys = {bucket.id: bucket.first.key for bucket in self.buckets}
-        described = {**optimizers.describe(self.global_optimizer), "names": optimizers.names(self.global_optimizer, keys)}
+        described = optimizers.describe(self.global_optimizer)
+        described["names"] = optimizers.names(self.global_optimizer, keys)
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kvstore
-import kvstore.optimizers.compensated  # noqa: F401  which names its optimizers
+import kvstore.optimizers.compensated  # which names its optimizers
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.optimizers import described
@@ -133,7 +133,7 @@ def test_mxnets_dcasgd_with_momentum_which_fails_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("settings, says", [
-    ({"batch_scale": 2}, "batch_scale above 1 keeps"), ({"warmup_strategy": "lars"}, "gradients that are not scaled yet")])
+    ({"batch_scale": 2}, "batch_scale above 1 keeps"), ({"warmup_strategy": "lars"}, "gradients that are not scaled")])
 def test_what_lbsgd_does_with_gradients_as_they_come_is_refused(settings: Dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         described.describe(mx.optimizer.create("lbsgd", **settings))

@@ -137,6 +137,14 @@ def states_after(workers: int, name: str, **settings: Any) -> List[Tuple[Saved, 
     return stage.run(work, stage.ring_worker if ring else stage.worker)
 
 
+def test_a_worker_that_had_not_stepped_goes_on_from_its_own_iteration_whatever_others_had_pushed() -> None:
+    """Its schedule would begin late."""
+    states, stage = states_after(2, "asgd", steps=3), Stage(2)
+    states[0][0][1]["iteration"] = 0
+    stores = stage.run(lambda wire: stepped("asgd", wire, 0, states=states[wire.worker_rank]), stage.worker)
+    assert [store.iteration for store in stores] == [0, 3]
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum(again: bool) -> None:
     """`again`: they save before their first push, and go on once more."""
