@@ -75,7 +75,7 @@ class Applied(Update):
 
     def _by_mxnet(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float) -> None:
         self.optimizer.lr, self.optimizer.rescale_grad = lr, gradient_weight
-        vars(self.optimizer).update(self._rates)  # of this bucket
+        self.optimizer.__dict__.update(self._rates)  # of this bucket
         self.optimizer.update_multi_precision(self.index, self._shaped(w), self._shaped(grad), self.state)
         self._rates = {name: getattr(self.optimizer, name) for name in self._rates}
 
