@@ -1,9 +1,10 @@
-"""What od.Optimizer takes for a model: its tensors by name, and the wrappers that it does not take."""
-from typing import Any, Dict, Iterator
+"""What od.Optimizer takes for a model: its tensors by name, and the wrappers and tensors that it does not take."""
+from typing import Any, Dict, Iterator, Mapping
 
 import torch
 
 from kvstore.errors import ConfigError
+from kvstore.fronts.torch.lanes import held
 
 
 def refuse_wrapped(model: torch.nn.Module) -> None:
@@ -42,3 +43,21 @@ def tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 def plain(name: str) -> str:
     """Without what ``torch.compile`` puts in front."""
     return name.replace("_orig_mod.", "")
+
+
+def refuse_shared_memory(parameters: Mapping[str, torch.Tensor]) -> None:
+    """ConfigError for two parameters at one address, of which each would have weights of its own."""
+    names: Dict[int, str] = {}
+    for name, tensor in parameters.items():
+        other = names.setdefault(held(tensor).data_ptr(), name)
+        if other != name:
+            raise ConfigError(f"{other} and {name} share their memory and are two parameters, which a store would "
+                              "train apart; let one module have the other's (`decoder.weight = encoder.weight`), "
+                              "before the optimizer is made")
+
+
+def refuse_expanded(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if any(size > 1 and not stride for size, stride in zip(held(tensor).shape, held(tensor).stride())):
+            raise ConfigError(f"several elements of {name} are one place in memory (`expand`), so that worker 0's "
+                              "values cannot be written to it; make it with `.expand(...).clone()`")

@@ -11,21 +11,21 @@ import itertools
 import sys
 import traceback
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Set
 
 import numpy as np
 import torch
 
 from kvstore.errors import ConfigError, ProtocolError, shown
-from kvstore.fronts.base import warn_of_own
+from kvstore.fronts.base import warn_of_own, warn_once
 from kvstore.fronts.torch import models, translation
 from kvstore.fronts.torch.lanes import Arrivals, TensorLane, held
-from kvstore.fronts.torch.store import DTYPES, TorchStore
+from kvstore.fronts.torch.store import DTYPES, TorchStore, _stores
 from kvstore.messages.buckets import Parameter
 
 _Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter's place until PyTorch 2.2
 LOOKED_EVERY = 16
-"""Iterations after which the model is looked through for other tensors than in the beginning."""
+"""Iterations after which the model is looked through for what is not trained as in the beginning."""
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -64,6 +64,9 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(optimizer, Optimizer):
             raise ConfigError("the optimizer is an od.Optimizer, which trains by a store already; give the one of "
                               "torch.optim that it was made of, new (a Trainer of Hugging Face's trains once)")
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"the model is a {type(model).__name__}; expected the torch.nn.Module whose parameters "
+                              "the optimizer has")
         self._wrapper = model if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
         if self._wrapper is not None:
             if self._wrapper.static_graph:
@@ -83,6 +86,7 @@ class Optimizer(torch.optim.Optimizer):
         self._order: Dict[str, None] = {}  # as gradients appeared first
         self._arrivals: Optional[Arrivals] = None
         self._rates: List[float] = []  # of the groups, in the iteration that began last
+        self._alone: Dict[str, int] = {}  # how often what no store trains had been written
         self._own = [(self._names.get(id(tensor), ""), tensor, not tensor.requires_grad)  # frozen ones as well
                      for group in self.param_groups for tensor in group["params"]]
         self._ran: Set[torch.nn.Module] = set()
@@ -153,6 +157,10 @@ class Optimizer(torch.optim.Optimizer):
         """
         self.store.show(self.store.lanes)
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ConfigError("an od.Optimizer cannot be copied or saved whole; save optimizer.state_dict(), on all "
+                          "workers (docs/how-to/pytorch.md)")
+
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         if hasattr(self, "store"):
             raise ConfigError("add_param_group: a store trains the parameters that its optimizer began with; make a "
@@ -165,7 +173,7 @@ class Optimizer(torch.optim.Optimizer):
         Each worker saves its own.
         """
         saved = super().state_dict()
-        if self.store.lanes:
+        if self.store.has_state:
             saved["store"] = {part: None if state is None else {"arrays": {
                 name: torch.from_numpy(array) for name, array in state[0].items()}, "facts": state[1]}
                 for part, state in self.store.state().items()}
@@ -221,6 +229,9 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("the learning rate was changed between backward() and step(), when gradients had left "
                               "with the old one; change it before the backward pass")
         translation.check_fixed(self._fixed, self.param_groups, "now")
+        if any(self.state.values()):
+            raise ConfigError("the state of an od.Optimizer was set by the script, and it is the store that has it: "
+                              "set nothing there, and load what od.Optimizer.state_dict gave")
         self._check_trained()
         if hasattr(self, "found_inf"):
             raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
@@ -236,7 +247,7 @@ class Optimizer(torch.optim.Optimizer):
         if not self._hooks:
             raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
                               "the same parameters since")
-        looks = self.store.iteration % LOOKED_EVERY == 0 or not self.store.lanes
+        looks = self.store.iteration % LOOKED_EVERY == 0 or self.store.iteration <= 2 or not self.store.lanes
         if looks and not self._sharded:  # which puts others in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:
@@ -244,6 +255,7 @@ class Optimizer(torch.optim.Optimizer):
                     raise ConfigError(f"{name} is another tensor than when od.Optimizer was made, which would train "
                                       "the one that is gone: replace layers, and call load_state_dict(assign=True), "
                                       "before the optimizer is made, or go on with a new store and a new optimizer")
+            self._tell_alone()
         if len(self._given.param_groups) != len(self._fixed):
             translation.check_fixed(self._fixed, self._given.param_groups, "now")
         for name, tensor, frozen in self._own:
@@ -252,6 +264,16 @@ class Optimizer(torch.optim.Optimizer):
                 raise ConfigError(f"{name} was {was} when od.Optimizer was made, and is {now}: a store trains what it "
                                   "began with. Leave requires_grad as it is, and let a parameter group have the rate 0 "
                                   "while it stands still (docs/how-to/pytorch.md)")
+
+    def _tell_alone(self) -> None:
+        """What the script trains beside all stores, on each worker alone."""
+        changed = [models.plain(name) for name, one in self._model.named_parameters()
+                   if one.requires_grad and id(one) not in _stores
+                   and self._alone.setdefault(name, one._version) != one._version]
+        if changed and self.store.num_workers > 1 and self.store.rank == 0:
+            warn_once(f"{shown(', '.join(changed))} of the model: the script changes it, and no store has it, so that "
+                      "each worker trains its own; make an od.Optimizer of the optimizer that has it, with a store of "
+                      "its own")
 
     # -- before the first step ---------------------------------------------------------------------------------
 

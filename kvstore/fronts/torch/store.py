@@ -21,6 +21,7 @@ from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts import choice, sums
 from kvstore.fronts.base import FrontEnd, Snapshot
+from kvstore.fronts.torch import models
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement, environment
 from kvstore.messages import buckets as layout
@@ -143,9 +144,9 @@ class TorchStore(FrontEnd):
             raise ConfigError(f"this `{self.name}` store has its od.Optimizer already; make a new store for another")
         tensors = now()
         self._refuse_shards(tensors)
-        self._refuse_expanded(tensors)
+        models.refuse_expanded(tensors)
         if not self.takes_weights:
-            self._refuse_shared_memory({one.name: tensors[one.name] for one in parameters})
+            models.refuse_shared_memory({one.name: tensors[one.name] for one in parameters})
         self.session.use(optimizer)
         trained = {one.name: f"lr_mult {one.lr_mult:g} wd_mult {one.wd_mult:g} group {one.group}" for one in parameters}
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *(
@@ -161,24 +162,6 @@ class TorchStore(FrontEnd):
                 before._leave_model()
             _stores[id(parameter)] = self
         self._share()
-
-    @staticmethod
-    def _refuse_shared_memory(parameters: Mapping[str, torch.Tensor]) -> None:
-        """ConfigError for two parameters at one address, of which each would have weights of its own."""
-        names: Dict[int, str] = {}
-        for name, tensor in parameters.items():
-            other = names.setdefault(held(tensor).data_ptr(), name)
-            if other != name:
-                raise ConfigError(f"{other} and {name} share their memory and are two parameters, which a store would "
-                                  "train apart; let one module have the other's (`decoder.weight = encoder.weight`), "
-                                  "before the optimizer is made")
-
-    @staticmethod
-    def _refuse_expanded(tensors: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if any(size > 1 and not stride for size, stride in zip(held(tensor).shape, held(tensor).stride())):
-                raise ConfigError(f"several elements of {name} are one place in memory (`expand`), so that worker 0's "
-                                  "values cannot be written to it; make it with `.expand(...).clone()`")
 
     def _refuse_shards(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """ConfigError if workers share a tensor, whose shards would be taken for copies of one."""
@@ -196,11 +179,10 @@ class TorchStore(FrontEnd):
     def _share(self) -> None:
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
         real = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
-        rest = {name: held(one).detach().cpu().resolve_conj().contiguous() for name, one in self._tensors.items()
-                if name not in real}
+        rest = {name: one for name, one in self._tensors.items() if name not in real}
         for name, flat in sums.from_worker_0(
                 self.session.transport, real, lambda name: self._numbers(self._tensors[name]),
-                {name: one.reshape(-1).view(torch.uint8).numpy() for name, one in rest.items() if one.numel()}):
+                {name: _bytes(one) for name, one in rest.items() if held(one).numel()}):
             _set(self._tensors[name],
                  flat if name in real else torch.frombuffer(bytearray(flat), dtype=rest[name].dtype))
 
@@ -214,6 +196,11 @@ class TorchStore(FrontEnd):
             return
         if not self._tensors:
             raise ConfigError(f"this `{self.name}` store has no model; make od.Optimizer(optimizer, model, store)")
+        for name, one in self._trained.items():
+            if one.parameter.dtype not in DTYPES:
+                raise ConfigError(f"parameter {name} has become {one.parameter.dtype} since od.Optimizer was made, and "
+                                  f"what can be trained is {', '.join(map(str, DTYPES))}: leave out what converts the "
+                                  "model (`double()`)")
         mine = [*order, *reversed([name for name in self._trained if name not in set(order)])]
         if not environment.joined():  # who joins gets the others' weights
             agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
@@ -232,9 +219,10 @@ class TorchStore(FrontEnd):
             lane.hold()
 
     def _weights_as_text(self) -> List[str]:
-        """A checksum of each parameter; nothing where a saved state brings each worker its own."""
-        trained = {} if self._saved is not None else self._trained
-        return [f"{name} {zlib.crc32(self._numbers(one.parameter).tobytes()):08x}" for name, one in trained.items()]
+        """A checksum of each parameter, frozen ones as well; nothing where a saved state brings each worker its own."""
+        tensors = {} if self._saved is not None else self._tensors
+        return [f"{name} {zlib.crc32(_bytes(one)):08x}" for name, one in tensors.items()
+                if isinstance(one, torch.nn.Parameter) and held(one).numel()]
 
     # -- every step --------------------------------------------------------------------------------------------
 
@@ -280,6 +268,9 @@ class TorchStore(FrontEnd):
         self._refuse_child(lanes)
         for lane in lanes:
             if lane.due is not None:
+                if torch.jit.is_tracing():
+                    raise ProtocolError("the model is traced while its next weights are on their way, which the trace "
+                                        "would keep for good; call optimizer.synchronize() first")
                 self._refuse(lane.written())
                 with self.session.deadline():
                     lane.show(lane.due)
@@ -367,7 +358,7 @@ class TorchStore(FrontEnd):
         for lane in self.lanes:
             if lane.rest is not None:
                 layout.split(lane.bucket, lane.rest, arrays, "rest/")
-        return arrays, {**meta, "rank": self.rank}
+        return arrays, {**meta, "rank": self.rank, "num_workers": self.num_workers}
 
     def _open(self, lanes: List[TensorLane]) -> None:
         agreement.check(self.session.transport, "the saved state that they go on from", self._moment())
@@ -402,9 +393,22 @@ class TorchStore(FrontEnd):
 
     # -- to save it --------------------------------------------------------------------------------------------
 
+    @property
+    def has_state(self) -> bool:
+        return bool(self.lanes) or self._saved is not None
+
     def state(self) -> Dict[str, Optional[Saved]]:
-        """What this worker and, on worker 0, the servers know: arrays by name, and JSON. Collective; waits."""
+        """What this worker and, on worker 0, the servers know: arrays by name, and JSON. Collective; waits.
+
+        Before the first step it is what was loaded.
+        """
+        if self._saved is not None:
+            return {"worker": self._saved, "servers": self._saved_servers}
+        self._check_begun("state")
         self._check_between("saving")
+        self._meet()
+        at = [] if self.session.method.asynchronous else [f"iteration {self.iteration}"]
+        agreement.check(self.session.transport, "what they call now (state_dict)", ["state_dict", *at])
         worker = self.worker_state()
         servers = self.server_state() if self.rank == 0 or self.state_is_shared else None
         self.go_on_after(Export({}))
@@ -415,6 +419,10 @@ class TorchStore(FrontEnd):
         if worker[1].get("rank", self.rank) != self.rank:
             raise ConfigError(f"the saved state is worker {worker[1]['rank']}'s, and this is worker {self.rank}, which "
                               "has one of its own: let every worker save, and load what it saved")
+        saved_by = worker[1].get("num_workers", self.num_workers)
+        if saved_by != self.num_workers:
+            raise ConfigError(f"the saved state is of {saved_by} workers, and here are {self.num_workers}: start as "
+                              "many, or load the model's weights alone")
         mine = {**{f"local/{name}": one.parameter for name, one in self._trained.items()},
                 **{f"aux/0/{name}": tensor for name, tensor in self._buffers().items()}}
         for saved, tensor in mine.items():
@@ -432,7 +440,7 @@ class TorchStore(FrontEnd):
         worker writes its own, worker 0 the servers' as well. A copy, which nothing changes later. Collective; waits.
         """
         file = io.BytesIO()
-        if self.lanes:
+        if self.has_state:
             torch.save(self.optimizer.state_dict(), file)
         return {self._saved_as: file.getvalue()}
 
@@ -473,6 +481,11 @@ class TorchStore(FrontEnd):
         buffers = self._buffers()
         for name, (value,) in values.items():
             _set(buffers[name], value)
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    flat = held(tensor).detach().cpu().resolve_conj().contiguous().reshape(-1)
+    return np.asarray(flat.view(torch.uint8).numpy())
 
 
 def _set(tensor: torch.Tensor, value: Any) -> None:

@@ -88,8 +88,9 @@ def multipliers(groups: List[Group]) -> List[Tuple[float, float]]:
 
 def fixed(groups: List[Group]) -> List[Any]:
     """What may not change once the store has it, in a form that can be compared."""
-    return [{name: value for name, value in group.items()
-             if isinstance(value, (bool, int, float, tuple)) and name in NOT_SCHEDULED} for group in groups]
+    return [{"number of parameters": len(group["params"]), **{
+        name: value for name, value in group.items()
+        if isinstance(value, (bool, int, float, tuple)) and name in NOT_SCHEDULED}} for group in groups]
 
 
 def check_fixed(began: List[Any], groups: List[Group], where: str) -> None:
@@ -110,4 +111,4 @@ def check_fixed(began: List[Any], groups: List[Group], where: str) -> None:
 
 
 NOT_SCHEDULED = {"weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "alpha", "centered", "lr_decay",
-                 "rho"}
+                 "rho", "maximize", "amsgrad"}

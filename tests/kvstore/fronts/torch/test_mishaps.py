@@ -1,5 +1,8 @@
 """A store of PyTorch's where a script goes wrong, goes on, or lets go."""
+import copy
+import functools
 import gc
+import io
 import weakref
 from typing import Any, List
 
@@ -10,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, ProtocolError, RoundTimeoutError
 from kvstore.fronts.torch.optimizer import GradScaler, Optimizer
 from kvstore.fronts.torch.store import create
 from kvstore.transports.in_process import Stage
@@ -161,3 +164,136 @@ def test_a_scaler_of_ours_steps_a_plain_optimizer_as_pytorchs_does() -> None:
     scaler.step(optimizer)
     scaler.update()
     assert (flat(net) != before).any()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_does_not_keep_weights_that_are_on_their_way() -> None:
+    net = Net()
+    optimizer = by_store(net)
+    train(net, optimizer, 2)
+    with pytest.raises(ProtocolError, match=r"traced while its next weights .*; call optimizer\.synchronize\(\) first"):
+        torch.jit.trace(net, torch.ones(2, 3), check_trace=False)
+    optimizer.synchronize()
+    torch.jit.trace(net, torch.ones(2, 3), check_trace=False)
+
+
+@pytest.mark.parametrize("name", ["ssgd", "odsgd", "diloco"])
+def test_a_state_that_worker_0_alone_saves_is_told(name: str) -> None:
+    def run(transport: Any) -> None:
+        net = Net()
+        optimizer = by_store(net, name, transport)
+        train(net, optimizer, 2)
+        if transport.worker_rank == 0:
+            optimizer.state_dict()
+        with optimizer.store.global_weights():
+            pass
+
+    with pytest.raises((ProtocolError, RoundTimeoutError)):
+        Stage(2).run(run)
+
+
+@pytest.mark.parametrize("name", ["odsgd", "diloco"])
+def test_a_state_that_was_loaded_is_saved_again_before_the_first_step(name: str) -> None:
+    def run(transport: Any, saved: Any = None) -> Any:
+        net = Net()
+        optimizer = by_store(net, name, transport)
+        if saved is None:
+            train(net, optimizer, 3)
+            return optimizer.state_dict()
+        optimizer.load_state_dict(saved[transport.worker_rank])
+        again, within = copy.deepcopy(optimizer.state_dict()), optimizer.store.state_dict()
+        train(net, optimizer, 1)
+        return again, within, optimizer.state_dict()
+
+    def resumed(saved: Any) -> Any:
+        return Stage(2).run(functools.partial(run, saved=saved))
+
+    saved = Stage(2).run(run)
+    first = resumed(saved)
+    second = resumed([one[0] for one in first])
+    third = resumed([torch.load(io.BytesIO(*one[1].values()), weights_only=True) for one in second])
+    for runs in (second, third):
+        for one, other in zip(first, runs):
+            assert one[2]["store"]["worker"]["facts"] == other[2]["store"]["worker"]["facts"]
+            for key, array in one[2]["store"]["worker"]["arrays"].items():
+                assert torch.equal(array, other[2]["store"]["worker"]["arrays"][key]), key
+
+
+def test_a_state_of_another_number_of_workers_is_told() -> None:
+    def run(transport: Any, saved: Any = None) -> Any:
+        net = Net()
+        optimizer = by_store(net, "odsgd", transport)
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        train(net, optimizer, 1)
+        return optimizer.state_dict()
+
+    saved = Stage(2).run(run)[0]
+    with pytest.raises(ConfigError, match="the saved state is of 2 workers, and here are 1: start as many, or load"):
+        Stage(1).run(functools.partial(run, saved=saved))
+    del saved["store"]["worker"]["facts"]["num_workers"]  # as older ones are
+    Stage(1).run(functools.partial(run, saved=saved))
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_optimizer_beside_the_stores_is_told_and_weights_without_one_are_not(
+        is_wrapped: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(transport: Any) -> None:
+        net = Net()
+        parts = [Optimizer(torch.optim.SGD(net.first.parameters(), 0.1), net, create("ssgd", transport)),
+                 torch.optim.Adam(net.second.parameters())]  # and `late` has none
+        if is_wrapped:
+            parts[1] = Optimizer(parts[1], net, create("ssgd", transport.stage.worker(transport.worker_rank)))
+        for _ in range(3):
+            net.zero_grad()
+            (net(torch.ones(2, 3)).square().sum() + net.late(torch.ones(3)).sum()).backward()
+            for one in parts:
+                one.step()
+
+    Stage(2).run(run)
+    told = "second.weight, second.bias of the model: the script changes it, and no store has it"
+    assert capsys.readouterr().err.count(told) == (not is_wrapped)
+
+
+def test_frozen_weights_that_one_worker_loads_are_told() -> None:
+    def run(transport: Any) -> None:
+        net = Net()
+        net.late.requires_grad_(False)
+        optimizer = Optimizer(torch.optim.SGD([*net.first.parameters()], 0.1), net, create("ssgd", transport))
+        if transport.worker_rank == 0:
+            net.late.load_state_dict({name: tensor + 1 for name, tensor in net.late.state_dict().items()})
+        train(net, optimizer, 1)
+
+    with pytest.raises(ProtocolError, match=r"differ in the weights at the first step, .*[\s\S]*\+late\.weight "):
+        Stage(2).run(run)
+
+
+@pytest.mark.parametrize("change, line", [
+    (lambda optimizer: optimizer.param_groups[0].update(maximize=True), "maximize of the optimizer was False when"),
+    (lambda optimizer: optimizer.param_groups[0]["params"].pop(), "number of parameters of the optimizer was 6 when"),
+    (lambda optimizer: optimizer.state[optimizer.param_groups[0]["params"][0]].update(momentum_buffer=1),
+     "the state of an od.Optimizer was set by the script, and it is the store that has it"),
+    (copy.deepcopy, r"an od.Optimizer cannot be copied or saved whole; save optimizer.state_dict\(\)"),
+    (lambda optimizer: torch.save(optimizer, io.BytesIO()), "an od.Optimizer cannot be copied or saved whole")])
+def test_what_an_optimizer_would_not_do_is_told(change: Any, line: str) -> None:
+    net = Net()
+    optimizer = by_store(net)
+    train(net, optimizer, 2)
+
+    def go_on() -> None:
+        change(optimizer)
+        train(net, optimizer, 1)
+
+    with pytest.raises(ConfigError, match=line):
+        go_on()
+
+
+def test_what_cannot_be_trained_is_told_before_anything_is() -> None:
+    net = Net()
+    with pytest.raises(ConfigError, match=r"the model is a generator; expected the torch.nn.Module whose parameters"):
+        Optimizer(torch.optim.SGD(net.parameters(), 0.1), net.parameters(), create("local"))  # type: ignore[arg-type]
+    optimizer = by_store(net)
+    net.double()
+    net(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+    with pytest.raises(ConfigError, match=r"parameter first.weight has become torch.float64 since od.Optimizer was"):
+        optimizer.step()
