@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 import re
 from typing import Any, Callable, Optional, Tuple
 
@@ -59,7 +60,7 @@ class Kind:
 
 
 def as_text(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    if isinstance(value, bool) or not isinstance(value, (str, numbers.Integral, float)):  # NumPy's whole numbers, too
         raise ValueError
     return str(value)
 

@@ -16,9 +16,10 @@ import contextlib
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Set, Tuple, Union
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
+from kvstore.options import integer
 from odsgd.training.checkpoint import disk, manifests, mirror, resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter
 from odsgd.training.checkpoint.mirror import CheckpointMirror
@@ -41,11 +42,16 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     Trainer without lr_scheduler, made before, has the rate of that iteration; set another after this call. Until
     `close` no other job has the folder: that one is refused. A script with several networks gives each its own.
     """
-    if every < 1 or kept < 1:
-        raise ConfigError(f"every {every}, kept {kept}: expected whole numbers of at least 1")
+    try:
+        every, kept = map(integer(at_least=1).convert, (every, kept))
+    except (ValueError, TypeError):
+        raise ConfigError(f"every {shown(every)}, kept {shown(kept)}: expected whole numbers of at least 1") from None
     if not hasattr(net, "collect_params"):
         raise ConfigError(f"checkpoint.keep is for networks of Gluon, and this is a {type(net).__name__}; a script of "
                           "PyTorch's saves optimizer.state_dict() on every worker (docs/how-to/pytorch.md)")
+    if not isinstance(store, Store):
+        raise ConfigError(f"checkpoint.keep: the store is a {type(store).__name__}; expected one made by "
+                          "kvstore.create, which the trainer has, too")
     if store.options.uneven == "join":
         raise ConfigError('checkpoint.keep of a store with uneven="join": its workers do not come to a checkpoint in '
                           "the same iteration; give all as many batches, and leave uneven out")

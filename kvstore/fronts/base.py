@@ -17,12 +17,15 @@ from kvstore.fronts import sums
 from kvstore.job import ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES
 from kvstore.messages.seam import Export, Saved, Transport
-from kvstore.methods.common import Options
+from kvstore.methods.common import Options, lr_local
 from kvstore.methods.contract import Method
 from kvstore.methods.quorum import log_in
+from kvstore.options import convert
 from kvstore.session import saving
 from kvstore.session.session import Session
 from kvstore.session.staleness import Staleness
+
+LR_LOCAL = lr_local()
 
 
 class Snapshot(NamedTuple):
@@ -42,8 +45,7 @@ class FrontEnd:
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         self.session: Session = (transport.session_class or Session)(method, options, transport)
-        self.lr_local: Optional[float] = getattr(options, "lr_local", None)
-        """The rate of local steps; None: the optimizer's. It may be set at any time."""
+        self._lr_local: Optional[float] = getattr(options, "lr_local", None)
         self.lanes: List[Any] = []
         """Every bucket's way between the parameters and flat arrays, from the first step on."""
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
@@ -83,6 +85,15 @@ class FrontEnd:
     def iteration(self) -> int:
         """Iterations done, including the ones that a loss scale has left out."""
         return self.session.iteration
+
+    @property
+    def lr_local(self) -> Optional[float]:
+        """The rate of local steps; None: the optimizer's. It may be set at any time."""
+        return self._lr_local
+
+    @lr_local.setter
+    def lr_local(self, rate: Optional[float]) -> None:
+        self._lr_local = convert(LR_LOCAL, rate, "store.lr_local")
 
     # -- for a script ------------------------------------------------------------------------------------------
 
@@ -215,8 +226,7 @@ class FrontEnd:
         """Leave the job. Collective; waits. With ``uneven="join"`` and an error about, which may be one that ends the
         script, the end of the process does it: who has failed does not join.
         """
-        error = sys.exc_info()[1]
-        if self.options.uneven == "join" and isinstance(error, Exception) and not isinstance(error, StopIteration):
+        if self.options.uneven == "join" and ending.handled():
             return
         if not self._closed:
             self._meet()
@@ -422,6 +432,10 @@ class FrontEnd:
 
     def _meet(self) -> None:
         """All workers come here: those whose data have ended go on without, until all have."""
+        error = ending.handled() if self.num_workers > 1 else ""
+        if error:
+            warn_once(f"{error}; while the script handles it, it makes a call that is for all workers (global_weights, "
+                      "state_dict, close and the like), and waits for the others there")
         if self.options.uneven == "join" and self.lanes and not self._shown:
             self.join()
 

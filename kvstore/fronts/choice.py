@@ -1,10 +1,11 @@
 """From a name and options to a method, and to this process's place in its job."""
 import contextlib
+import multiprocessing
 import os
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
 
 from kvstore import methods
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.job import ending, environment
 from kvstore.messages.seam import Transport
 from kvstore.methods import fit
@@ -18,6 +19,7 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     method = methods.find(name)
     kind = fit.transport_of(method, transport)
     if kind == "process":
+        _tell_alone(name)
         from kvstore.transports.in_process import Stage
         return Stage(1, timeout_s=timeout_s).worker(0)
     if kind == "ring":
@@ -44,12 +46,27 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             ) -> Tuple[Type[Method], Options, Transport]:
     """What every front end makes its store of; `reach` waits for the job, the first time in a process."""
     with errors_in_a_job_end_it():
+        if not isinstance(name, str) or not isinstance(transport, (str, Transport, type(None))):
+            raise ConfigError(f"create({shown(name)}, {shown(transport)}): expected the name of a store, then a "
+                              'transport or none; options go by name, as in create("odsgd", warmup=200)')
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise ConfigError("a process that the script has started by `spawn` or `forkserver`, as a DataLoader's, "
+                              f'imports the script and would make its store, `{shown(name)}`, again: put what the '
+                              'script does under `if __name__ == "__main__":`')
         name, written = fit.split(name)
         transport = written.pop("transport", None) if transport is None else transport
         given = fit.options_of(methods.find(name), {**written, **options})
         if not isinstance(transport, Transport):
             transport = reach(name, transport, given.timeout_s)
         return fit.fitting(methods.find(name), given, transport), given, transport
+
+
+def _tell_alone(name: str) -> None:
+    workers = int(os.environ.get("DMLC_NUM_WORKER" if environment.in_job() else "WORLD_SIZE") or 1)
+    if workers > 1 and (environment.in_job() or environment.by_torchrun()):
+        from kvstore.fronts.base import warn
+        warn(f"this job has {workers} workers, and a `{name}` store trains on this one alone, as each does for itself "
+             "(rank 0 everywhere); to train one model on all of them take another store, as `ssgd`")
 
 
 @contextlib.contextmanager

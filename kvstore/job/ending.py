@@ -130,6 +130,14 @@ def _with_place(message: str, trace: Any) -> str:
     return "\n".join([first + place, *rest])
 
 
+def handled() -> str:
+    """The error that the script handles now, which may be about to end it, with its place; empty: there is none."""
+    error = sys.exc_info()[1]
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):
+        return ""
+    return _with_place(f"{type(error).__name__}: {error}", error.__traceback__)
+
+
 def follow() -> None:
     """Let `failed` know what happens from now on. A second call does nothing."""
     global _script

@@ -113,3 +113,8 @@ def test_a_network_that_could_not_be_brought_back_is_refused_at_once(tmp_path: P
         checkpoint.keep(kvstore.create("local"), net, tmp_path, every=1)
     with pytest.raises(ConfigError, match="for networks of Gluon, and this is a dict; a script of PyTorch's saves opt"):
         checkpoint.keep(kvstore.create("local"), {}, tmp_path, every=1)
+    with pytest.raises(ConfigError, match=r"the store is a KVStore; expected one made by kvstore\.create, which the"):
+        checkpoint.keep(mx.kv.create("local"), net, tmp_path, every=1)
+    for every in (0, 2.5, "often", None):
+        with pytest.raises(ConfigError, match=f"^every {every}, kept 3: expected whole numbers of at least 1"):
+            checkpoint.keep(kvstore.create("local"), net, tmp_path, every=every)  # type: ignore[arg-type]

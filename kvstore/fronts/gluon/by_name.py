@@ -35,6 +35,7 @@ def install(mx: Any, create: Create) -> None:
     for module in (mx.model, mx.module.module):
         wrap(module, "_create_kvstore", functools.partial(_create_for_module, mx, ours))
     wrap(mx.gluon.Trainer, "__init__", functools.partial(_init_trainer, mx, ours))
+    wrap(mx.gluon.Trainer, "_init_kvstore", _init_kvstore)
     wrap(mx.gluon.trainer, "_create_sparse_kvstore", _create_sparse)
     wrap(mx.nd.NDArray, "backward", batch.backward)
     wrap(mx.autograd, "backward", batch.backward)
@@ -166,11 +167,24 @@ def _init_trainer(mx: Any, ours: Create, init: Callable[..., None], trainer: Any
         store._has_trainer = True
         _admit(mx, type(store))
         return
-    idle = None if asked["kvstore"] is None else _idle_store()
-    if idle is not None:
-        idle._warn(f"a gluon.Trainer with the store `{getattr(asked['kvstore'], 'type', asked['kvstore'])}` trains a "
-                   f"network of this worker's own; to train one on all workers, by `{idle.name}`, give it "
-                   "kvstore=store")
+    _tell_alone(trainer, _idle_store())
+
+
+def _init_kvstore(init: Callable[..., None], trainer: Any) -> None:
+    """``Trainer._init_kvstore``, with the first step: by now a store may have been given another network."""
+    init(trainer)
+    _tell_alone(trainer, next((store for store in _made() if store.num_workers > 1 and not store._closed), None))
+
+
+def _tell_alone(trainer: Any, beside: Any) -> None:
+    """Once for a trainer, if its store is MXNet's, beside one of several workers; kvstore=None says that it shall be.
+    """
+    asked = trainer._kvstore_params["kvstore"]
+    if None in (beside, asked) or type(asked).__module__.startswith("kvstore.") or hasattr(trainer, "_told_alone"):
+        return
+    trainer._told_alone = True
+    beside._warn(f"a gluon.Trainer with the store `{getattr(asked, 'type', asked)}` trains a network of this worker's "
+                 f"own; to train one on all workers, by `{beside.name}`, give it kvstore=store")
 
 
 def _create_sparse(mxnets: Callable[..., Any], store: Any) -> Any:

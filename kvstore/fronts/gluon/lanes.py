@@ -179,3 +179,10 @@ class Lane:
         return [[(segment, one[number].reshape(-1)[segment.start:segment.stop])
                  for one, segment in zip(arrays, self.bucket.segments) if number < len(one)]
                 for number in range(max(map(len, arrays)))]
+
+
+def put(arrays: Sequence[NDArray], values: Sequence[Any]) -> None:
+    with mx.autograd.pause():  # a Trainer with row-sparse weights shares them where a forward pass first reads them
+        for array, value in zip(arrays, values):
+            # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
+            (value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=array.dtype)).copyto(array)

@@ -19,7 +19,7 @@ from kvstore.errors import ConfigError, ProtocolError, unknown
 from kvstore.fronts import sums
 from kvstore.fronts.base import FrontEnd
 from kvstore.fronts.gluon import batch, scaling, waits
-from kvstore.fronts.gluon.lanes import Keyed, Lane
+from kvstore.fronts.gluon.lanes import Keyed, Lane, put
 from kvstore.fronts.gluon.waits import Waits
 from kvstore.job import agreement
 from kvstore.job.pulse import pulse
@@ -70,6 +70,9 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         After that step it takes the place of the one in use, as a new one: every worker calls, between the same two
         iterations, and waits until all have. What was sent before has been applied by the old one.
         """
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise ConfigError(f"set_optimizer of a {type(optimizer).__name__}; expected an optimizer of MXNet's, as "
+                              "mx.optimizer.SGD(learning_rate=0.1)")
         if self.lanes:
             self._replace(optimizer)
         else:
@@ -147,8 +150,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         for one, grads, outs in each(key, value, value if out is None else out):
             self._hand_in(one, as_list(grads), as_list(outs))
             if len(self._handed) == len(self._lanes_of):
-                self._iterate()
                 self._handed.clear()
+                self._iterate()
 
     # -- beyond Gluon ------------------------------------------------------------------------------------------
 
@@ -235,7 +238,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}
         rest = {key: values[key].asnumpy() for key in values if key not in sizes}
         for key, flat in sums.from_worker_0(self.session.transport, sizes, lambda key: values[key].asnumpy(), rest):
-            _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
+            put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _take_over(self) -> None:
         """From whatever store has trained these arrays before."""
@@ -341,7 +344,6 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                **{one.name: (one.lr_mult, one.wd_mult) for one in self._named().values()}}
         had = self._settings = self._settings or now
         if had != now:
-            self._handed.clear()
             what = next(name for name in now if had.get(name) != now[name])
             raise ConfigError(f"iteration {self.iteration + 1} has not taken place: the optimizer's settings have "
                               f"changed, {what} from {had.get(what)} to {now[what]}. Servers keep those of the first "
@@ -377,9 +379,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         step = self.session.next_step(lr, self.lr_local)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
+        self._handed.update(self._lanes_of)  # an error from here on breaks the iteration off
         with self._waits.around(self._keyed[key] for key in self._lanes_of):
             scale = counts * self._factor * optimizer.rescale_grad
             self.session.each(functools.partial(self._iterate_bucket, step, scale), self.lanes)
+        self._handed.clear()
         return True
 
     def _share_of_an_example(self, optimizer: Any) -> float:
@@ -473,14 +477,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, arrays in self._untrained().items():
-            _put(arrays, values[name])
-
-
-def _put(arrays: Sequence[NDArray], values: Sequence[Any]) -> None:
-    with mx.autograd.pause():  # a Trainer with row-sparse weights shares them where a forward pass first reads them
-        for array, value in zip(arrays, values):
-            # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
-            (value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=array.dtype)).copyto(array)
+            put(arrays, values[name])
 
 
 def each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:

@@ -24,8 +24,8 @@ amp = importlib.import_module("mxnet.contrib.amp")  # MXNet is first imported ab
 def _taught(monkeypatch: pytest.MonkeyPatch) -> None:
     """`kvstore.register`, taken back after the test."""
     for owner, name in [(mx.kvstore, "create"), (mx.model, "_create_kvstore"), (mx.module.module, "_create_kvstore"),
-                        (gluon.Trainer, "__init__"), (mx.nd.NDArray, "backward"), (mx.autograd, "backward"),
-                        (mx.mod.Module, "init_optimizer")]:
+                        (gluon.Trainer, "__init__"), (gluon.Trainer, "_init_kvstore"), (mx.nd.NDArray, "backward"),
+                        (mx.autograd, "backward"), (mx.mod.Module, "init_optimizer")]:
         monkeypatch.setattr(owner, name, getattr(getattr(owner, name), "__wrapped__", getattr(owner, name)))
     monkeypatch.setattr(mx.kvstore, by_name.TAUGHT, False, raising=False)
     kvstore.register()
@@ -119,7 +119,7 @@ def test_a_worker_that_would_train_alone_beside_a_store_of_its_job_is_told(capsy
     assert store._awaits_model
     trainer(kvstore=None)
     assert not capsys.readouterr().err
-    trainer()
+    first = trainer()
     assert "a gluon.Trainer with the store `device` trains a network of this worker's own" in capsys.readouterr().err
     ways: List[Callable[[], Any]] = [
         lambda: mx.kv.create("DIST_SYNC"), lambda: trainer(kvstore="dist_sync")._init_kvstore()]
@@ -130,6 +130,9 @@ def test_a_worker_that_would_train_alone_beside_a_store_of_its_job_is_told(capsy
     ours = trainer(kvstore=store)
     trainer()  # of another network, as a GAN has two
     assert ours._kvstore_params["kvstore"] is store and not capsys.readouterr().err
+    for one, told in ((trainer(), 1), (first, 0), (trainer(kvstore=None), 0), (ours, 0)):
+        one._init_kvstore()  # with its first step, when it begins to train alone; the first was told before
+        assert capsys.readouterr().err.count("with the store `device` trains a network of this worker's own") == told
 
 
 def gluon_step(store: Any, divisor: int, scaled: bool = False) -> None:

@@ -3,6 +3,7 @@
 The optimizer `test` of MXNet adds the gradient, so that after n rounds W = W_0 + n mean_m g_m. MXNet's own stores add
 the workers up; these take the mean.
 """
+import contextlib
 import io
 from functools import partial
 from typing import Any, Callable, Dict, List
@@ -647,3 +648,46 @@ def test_two_bits_with_threshold_and_residual_as_mxnet_documents_them() -> None:
         assert w == 2 * threshold
 
     on_workers(check)
+
+
+def test_an_optimizer_that_is_none_of_mxnets_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"set_optimizer of a str; expected an optimizer of MXNet's, as mx\.opt"):
+        kvstore.create("local").set_optimizer("sgd")  # type: ignore[arg-type]
+
+
+def test_a_step_that_has_sent_nothing_may_be_taken_again() -> None:
+    store, array = kvstore.create("local"), mx.nd.ones(3)
+    optimizer = mx.optimizer.SGD(learning_rate=0.5)
+    store.set_optimizer(optimizer)
+    store.init("w", array)
+    for lr in (0.5, None, 0.25):
+        optimizer.lr = lr
+        with contextlib.nullcontext() if lr else pytest.raises(TypeError):
+            store.pushpull("w", mx.nd.ones(3), out=array)
+    assert array.asnumpy().tolist() == [0.25] * 3 and store.iteration == 2
+
+
+@pytest.mark.parametrize("rate", [-1.0, True, "x", float("nan"), [1]])
+def test_a_local_rate_is_checked_as_the_option_is(rate: Any) -> None:
+    store = kvstore.create("odsgd", Stage(1).worker(0), lr_local=0.5)
+    with pytest.raises(ConfigError, match=r"^store\.lr_local: expected a number, at least 0, got `"):
+        store.lr_local = rate
+    assert store.lr_local == 0.5
+    for rate, kept in (("0.1", 0.1), (np.float32(0.25), 0.25), (None, None)):
+        store.lr_local = rate
+        assert store.lr_local == kept and type(store.lr_local) is type(kept)
+
+
+def test_an_error_that_a_script_handles_is_told_before_it_waits_for_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(store: LegacyStore) -> None:
+        try:
+            if store.rank == 1:
+                raise ValueError("bad batch, made up")
+        finally:
+            store.allreduce(np.ones(1))
+
+    with pytest.raises(ValueError, match="made up"):
+        on_workers(fails)
+    said = capsys.readouterr().err
+    assert said.count("ValueError: bad batch, made up (test_interface.py, line ") == 1
+    assert "while the script handles it, it makes a call that is for all workers (global_weights, state_dict" in said
