@@ -221,7 +221,7 @@ class TorchStore(FrontEnd):
     def _weights_as_text(self) -> List[str]:
         """A checksum of each parameter, frozen ones as well; nothing where a saved state brings each worker its own."""
         tensors = {} if self._saved is not None else self._tensors
-        return [f"{name} {zlib.crc32(_bytes(one)):08x}" for name, one in tensors.items()
+        return [f"{name} {zlib.crc32(_bytes(one).tobytes()):08x}" for name, one in tensors.items()
                 if isinstance(one, torch.nn.Parameter) and held(one).numel()]
 
     # -- every step --------------------------------------------------------------------------------------------

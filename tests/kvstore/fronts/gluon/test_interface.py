@@ -652,7 +652,7 @@ def test_two_bits_with_threshold_and_residual_as_mxnet_documents_them() -> None:
 
 def test_an_optimizer_that_is_none_of_mxnets_is_told() -> None:
     with pytest.raises(ConfigError, match=r"set_optimizer of a str; expected an optimizer of MXNet's, as mx\.opt"):
-        kvstore.create("local").set_optimizer("sgd")  # type: ignore[arg-type]
+        kvstore.create("local").set_optimizer("sgd")
 
 
 def test_a_step_that_has_sent_nothing_may_be_taken_again() -> None:

@@ -291,7 +291,7 @@ def test_what_an_optimizer_would_not_do_is_told(change: Any, line: str) -> None:
 def test_what_cannot_be_trained_is_told_before_anything_is() -> None:
     net = Net()
     with pytest.raises(ConfigError, match=r"the model is a generator; expected the torch.nn.Module whose parameters"):
-        Optimizer(torch.optim.SGD(net.parameters(), 0.1), net.parameters(), create("local"))  # type: ignore[arg-type]
+        Optimizer(torch.optim.SGD(net.parameters(), 0.1), net.parameters(), create("local"))
     optimizer = by_store(net)
     net.double()
     net(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
