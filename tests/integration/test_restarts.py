@@ -110,12 +110,20 @@ def test_a_failure_that_repeats_itself_and_a_mistake_are_not_started_again(tmp_p
 
 
 def test_a_mistake_that_all_workers_make_is_not_tried_for_ever(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text("import tests.lean, odsgd, kvstore\nkvstore.create('odsdg')\n")
+    (tmp_path / "fails.py").write_text("import tests.lean, odsgd\nfrom kvstore.job import ending\n"
+                                       "ending.die_of_errors()\nraise KeyError('label')\n")
     with Launch("-n", 3, "-s", 0, "--max-restarts", 5, tmp_path / "fails.py") as launch:
         assert launch.wait() == 70
     assert sum("restart 1 of 5" in line for line in launch.errors) == 1 and "restart 2 of 5" not in launch.said
     assert "has failed in the same way as before" in launch.said and "  in the same way: worker" in launch.said
     assert "not the cause" not in launch.said
+
+
+def test_a_setting_that_cannot_work_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("import tests.lean, odsgd, kvstore\nkvstore.create('odsdg')\n")
+    with Launch("-n", 2, "-s", 0, "--max-restarts", 5, tmp_path / "fails.py") as launch:
+        assert launch.wait() == 64
+    assert "restart 1 of 5" not in launch.said and "did you mean `odsgd`?" in launch.said
 
 
 def test_a_worker_that_cannot_start_again_is_left_out(tmp_path: Path) -> None:
