@@ -87,7 +87,7 @@ def _whole(value: Any) -> int:
 def _training_length(value: Any) -> TrainingLength:
     if isinstance(value, TrainingLength):
         return value
-    match = re.fullmatch(r"([0-9]{1,10}) ?(e|epochs?|iterations?)?", as_text(value).strip())
+    match = re.fullmatch(r"([0-9][0-9_]{0,12}) ?(e|epochs?|iterations?)?", as_text(value).strip())
     if not match or not int(match.group(1)) < LARGEST:
         raise ValueError
     return TrainingLength(int(match.group(1)), "epochs" if (match.group(2) or "").startswith("e") else "iterations")

@@ -60,15 +60,16 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
-INTEGER = "tag:yaml.org,2002:int"
+INTEGER, DATE = "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"
 
 
 class OptionsLoader(_Loader):
-    """Whole numbers have decimal digits, as after a flag. YAML 1.1 would make 8 of ``010``, 90 of ``1:30``, and
-    20261129 of a folder ``2026_11_29``; here they are text, and the option's kind says what it takes."""
+    """Whole numbers have decimal digits, as after a flag. YAML 1.1 would make 8 of ``010``, 90 of ``1:30``, and a
+    number or a date of a folder ``2026_11_29`` or ``2026-11-29``; here they are text, and the option's kind says what
+    it takes."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, regexp) for tag, regexp in its if tag != INTEGER]
+        first: [(tag, regexp) for tag, regexp in its if tag not in (INTEGER, DATE)]
         for first, its in _Loader.yaml_implicit_resolvers.items()}
 
 

@@ -100,7 +100,8 @@ class Parser(argparse.ArgumentParser):
             needed = expected in (PATH.expected, TEXT.expected) and (field is None or field.default is None)
             if value == "" and (needed or key in NEVER_EMPTY):
                 flag = f"--{key}" if field is None else flag_of(field)
-                raise ConfigError(f"{flag}: expected {expected}, got nothing; is a variable empty?")
+                off = "; `,` takes back what a file says" if key in NEVER_EMPTY else ""
+                raise ConfigError(f"{flag}: expected {expected}, got nothing; is a variable empty?{off}")
         return {key: convert(self._fields[key], value, flag_of(self._fields[key])) if key in self._fields else value
                 for key, value in values.items()}
 

@@ -32,7 +32,7 @@ from kvstore.methods.contract import Method
 from kvstore.options import convert, plain
 from odsgd.config import methods
 from odsgd.config.files import OptionsLoader, read_cluster, read_yaml_file
-from odsgd.config.flags import given, parse_flags
+from odsgd.config.flags import flag_of, given, parse_flags
 from odsgd.config.methods import MXNETS, store_named
 from odsgd.config.names import GLUON_MODELS
 from odsgd.config.train_options import AUTHORS, DATASETS, VIRTUAL, TrainOptions, put_into_our_words
@@ -103,8 +103,8 @@ class TrainConfig(TrainOptions):
             store = store_named(flags["kvstore"], local)
             before = store_named(values.get("kvstore", cls.kvstore), local)
             values = {key: value for key, value in values.items() if _goes_with(key, store, before)}
-        local = values.get("optimizer_local")
-        if local is not None and local != flags.get("optimizer_local", local):
+        local, field = values.get("optimizer_local"), option_fields()["optimizer_local"]
+        if local is not None and local != convert(field, flags.get("optimizer_local", local), flag_of(field)):
             values = {key: value for key, value in values.items() if key not in local_optimizers.COMPENSATION}
         return cls(**{**values, **flags})
 
@@ -139,7 +139,6 @@ class TrainConfig(TrainOptions):
         """The options that keep a run with configuration `saved` (a `to_dict()`) from being resumed with this one."""
         names = [field.name for field in self._fields() if field.metadata["result"]]
         names += ["epochs"] if self.lr_decay == "poly" else []
-        names += ["weights"] if self.weights is not None else []  # of the beginning; the file need not be there now
         mine = self.to_dict()
         pairs = [(key, saved.get(key), mine[key]) for key in names]
         pairs.append(("devices of a worker", _device_count(saved), _device_count(mine)))

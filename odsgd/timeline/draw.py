@@ -84,8 +84,10 @@ def _title(timeline: Timeline, found: List[Shares]) -> str:
 def _row(panel: Any, worker: Track, stage: str, y: float, zero_s: float, longest_s: float) -> None:
     """Every bar, and one number per iteration. Exchanges overlap, so they are drawn through each other."""
     extents: Dict[int, Tuple[float, float]] = {}
-    for bar in worker.of(stage):
-        iteration = bar.args.get("iteration")
+    bars = worker.of(stage)
+    counted_by = "iteration" if any("iteration" in bar.args for bar in bars) else "round"  # of earlier versions
+    for bar in bars:
+        iteration = bar.args.get(counted_by)
         start_ms, end_ms = 1000 * (bar.start_s - zero_s), 1000 * (bar.end_s - zero_s)
         if end_ms <= 0 or start_ms >= 1000 * longest_s:
             continue

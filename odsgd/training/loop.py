@@ -360,6 +360,10 @@ class Training:
         if not manifest:
             return {}, warnings
         self.checkpoints.whole = manifest["iteration"]
+        files = [os.path.realpath(os.path.expanduser(str(one or "")))
+                 for one in (self.config.weights, (manifest["config"] or {}).get("weights"))]
+        if self.config.weights is not None and files[0] != files[1]:
+            warnings.append(f"the run goes on from its checkpoint, without --weights `{self.config.weights}`")
         self.schedule.progress = EpochProgress(*manifest.get("course") or ())
         if manifest["num_workers"] != self.store.num_workers:
             warnings.append(self._divide_anew(manifest))

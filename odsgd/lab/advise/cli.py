@@ -80,7 +80,7 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
     if not oracle.cluster.compute.iteration:
         raise ConfigError("an iteration that computes nothing has nothing to gain; say how long the passes take, "
                           "e.g. --compute 400ms")
-    compute_s, predictions = oracle.alone_s(), ranked(config, oracle, workers)
+    compute_s, predictions = oracle.alone_s(workers), ranked(config, oracle, workers)
     if not predictions:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
     often = [one for one in predictions if one.system.intervals(one.workers) == (1, 1)] or predictions

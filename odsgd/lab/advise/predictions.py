@@ -93,10 +93,10 @@ class Oracle:
         self.nbytes = WIRE_DTYPE.itemsize * sum(parameter.size for parameter in parameters)
         self._paces: Dict[Hashable, times.Pace] = {}
 
-    def alone_s(self) -> float:
-        """Seconds of an iteration of one worker alone, the fastest, on average, with its pauses and failures."""
+    def alone_s(self, workers: int) -> float:
+        """Seconds of an iteration of one of them alone, the fastest, on average, with its pauses and failures."""
         compute = self.cluster.compute
-        speed = max(compute.speeds.get(m, 1.0) for m in range(self.cluster.workers))
+        speed = max(compute.speeds.get(m, 1.0) for m in range(workers))
         alone = VirtualCluster(workers=1, compute=dataclasses.replace(compute, speeds={0: speed}))
         return PassTimes(alone, [], self.parameters).mean(of_slowest=True) / NS
 

@@ -206,15 +206,15 @@ EXAMPLE, = re.findall(r"^    # cluster\.yaml: 30 workers(?s:.*?)\n\n",
                       (measured.ROOT / "docs/how-to/virtual.md").read_text(encoding="utf-8"), re.M)
 
 
-@pytest.mark.parametrize("cluster, alone_s", [
-    (EXAMPLE, 0.1), ("{workers: 4, hosts: {worker2: {goodput: 100mbit}}}", 0.1),
-    ("{workers: 4, servers: 2, placement: beside}", 0.1), ("{workers: 4, compute: {speeds: {0: 0.5}}}", 0.1),
-    ("{workers: 2, compute: {speeds: {0: 0.5, 1: 0.8}}}", 0.125)])
-def test_one_worker_alone_is_the_fastest_whatever_is_said_of_the_others(tmp_path: Path, cluster: str, alone_s: float
-                                                                        ) -> None:
+@pytest.mark.parametrize("cluster, workers, alone_s", [
+    (EXAMPLE, 4, 0.1), ("{workers: 4, hosts: {worker2: {goodput: 100mbit}}}", 4, 0.1),
+    ("{workers: 4, servers: 2, placement: beside}", 4, 0.1), ("{workers: 4, compute: {speeds: {0: 0.5}}}", 4, 0.1),
+    ("{workers: 4, compute: {speeds: {0: 0.5, 1: 0.8}}}", 2, 0.125)])
+def test_one_worker_alone_is_the_fastest_whatever_is_said_of_the_others(tmp_path: Path, cluster: str, workers: int,
+                                                                        alone_s: float) -> None:
     described = tmp_path / "described.yaml"
     described.write_text(textwrap.dedent(cluster), encoding="utf-8")
-    said = advice(str(described), "--model", "50k", "--systems", "ssgd@1")
+    said = advice(str(described), "--model", "50k", "--systems", "ssgd@1", workers=workers)
     assert said.compute_s == pytest.approx(alone_s)
 
 

@@ -223,6 +223,9 @@ def test_an_exchange_is_drawn_by_its_iteration_and_an_evaluations_by_none(tmp_pa
     figure([Timeline("one", [track(bars=bars)], [])], [(1, 4)], tmp_path / "figure.png")
     assert [one for one in drawn["barh"] if one[0] == -1] == [(-1, COLOURS[1]), (-1, GREY)]
     assert [text for y, text in drawn["text"] if y == -1] == ["1"]
+    del bars[-2][3]["iteration"], drawn["barh"][:]  # as earlier versions left them
+    figure([Timeline("one", [track(bars=bars)], [])], [(1, 4)], tmp_path / "figure.png")
+    assert [one for one in drawn["barh"] if one[0] == -1] == [(-1, COLOURS[0]), (-1, COLOURS[1])]
 
 
 def test_a_figure_of_an_asynchronous_job_which_has_no_rounds(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 import types
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -418,6 +419,19 @@ def test_frozen_layers_and_their_statistics_keep_their_bits_and_the_last_one_lea
     changed = {name for name in weights if not np.array_equal(weights[name].asnumpy(), learned[name].asnumpy())}
     assert changed == {"4.weight", "4.bias"} and len(weights) == 8
     assert records(tmp_path / "last", "start")[0]["parameters"] == 12 * 3 + 3
+
+
+def test_other_weights_beside_a_run_that_goes_on_are_told_not_to_count(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    loop.run(tiny(tmp_path / "begun", epochs=1))
+    file = next((tmp_path / "begun" / "checkpoints").glob("*/weights.params"))
+    loop.run(tiny(tmp_path / "run", epochs=1, weights=str(file)))
+    monkeypatch.chdir(file.parent)
+    for epochs, given, told in ((2, file.name, False), (3, "other.params", True)):
+        shutil.copy(file, "other.params")
+        loop.run(tiny(tmp_path / "run", epochs=epochs, weights=given, resume=True))
+        said = capsys.readouterr().out
+        assert (f"the run goes on from its checkpoint, without --weights `{given}`" in said) == told
 
 
 def test_workers_whose_frozen_layers_differ_are_told_before_the_first_step(tmp_path: Path) -> None:
