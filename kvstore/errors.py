@@ -16,6 +16,10 @@ class ConfigError(ValueError):
         super().__init__(shortened(printable(str(message)), MOST_SAID))
 
 
+class LacksError(ConfigError):
+    """What the options need is not on this host, which another may have."""
+
+
 class KVStoreError(RuntimeError):
     """Base class of all that happens once a job runs."""
 

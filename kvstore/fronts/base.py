@@ -46,6 +46,7 @@ class FrontEnd:
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         self.session: Session = (transport.session_class or Session)(method, options, transport)
         self._lr_local: Optional[float] = getattr(options, "lr_local", None)
+        self._about = id(sys.exc_info()[1])  # handled all along: the script's main part may be in an `except`
         self.lanes: List[Any] = []
         """Every bucket's way between the parameters and flat arrays, from the first step on."""
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
@@ -432,7 +433,7 @@ class FrontEnd:
 
     def _meet(self) -> None:
         """All workers come here: those whose data have ended go on without, until all have."""
-        error = ending.handled() if self.num_workers > 1 else ""
+        error = ending.handled() if id(sys.exc_info()[1]) != self._about and self.num_workers > 1 else ""
         if error:
             warn_once(f"{error}; while the script handles it, it makes a call that is for all workers (global_weights, "
                       "state_dict, close and the like), and waits for the others there")

@@ -5,7 +5,7 @@ import os
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
 
 from kvstore import methods
-from kvstore.errors import ConfigError, shown
+from kvstore.errors import ConfigError, LacksError, shown
 from kvstore.job import ending, environment
 from kvstore.messages.seam import Transport
 from kvstore.methods import fit
@@ -36,7 +36,7 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
         from kvstore.transports.sockets import SocketServers
         return SocketServers(timeout_s, not method.asynchronous)
     if not has_mxnet:
-        raise ConfigError(f"{environment.who()}: {environment.NO_MXNET}")
+        raise LacksError(f"{environment.who()}: {environment.NO_MXNET}")
     from kvstore.transports.pslite import ParameterServer
     return ParameterServer(timeout_s, not method.asynchronous)
 
@@ -49,11 +49,12 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
         if not isinstance(name, str) or not isinstance(transport, (str, Transport, type(None))):
             raise ConfigError(f"create({shown(name)}, {shown(transport)}): expected the name of a store, then a "
                               'transport or none; options go by name, as in create("odsgd", warmup=200)')
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise ConfigError("a process that the script has started by `spawn` or `forkserver`, as a DataLoader's, "
-                              f'imports the script and would make its store, `{shown(name)}`, again: put what the '
-                              'script does under `if __name__ == "__main__":`')
         name, written = fit.split(name)
+        imported = getattr(multiprocessing.current_process(), "_inheriting", False)
+        if imported and methods.find(name).transports != ("process",):
+            raise ConfigError("a process that the script has started by `spawn` or `forkserver`, as a DataLoader's, "
+                              f'imports the script and would make its store, `{name}`, again: put what the script '
+                              'does under `if __name__ == "__main__":`')
         transport = written.pop("transport", None) if transport is None else transport
         given = fit.options_of(methods.find(name), {**written, **options})
         if not isinstance(transport, Transport):

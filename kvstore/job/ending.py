@@ -25,6 +25,7 @@ from kvstore.errors import (
     ConfigError,
     DivergedError,
     KVStoreError,
+    LacksError,
 )
 from kvstore.job.environment import who
 from kvstore.job.report import report
@@ -88,7 +89,8 @@ def die_of_errors() -> None:
         if issubclass(kind, KeyboardInterrupt):
             die("interrupted", EXIT_INTERRUPTED)
         if ours:
-            die(_with_place(str(error), trace), EXIT_USAGE if issubclass(kind, ConfigError) else EXIT_FAILURE)
+            wrong = issubclass(kind, ConfigError) and not issubclass(kind, LacksError)
+            die(_with_place(str(error), trace), EXIT_USAGE if wrong else EXIT_FAILURE)
         die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE,
             consequence="Connection closed by peer" in str(error))  # gloo's, of a call of the script's own
 

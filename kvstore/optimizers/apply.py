@@ -32,16 +32,21 @@ class Applied(Update):
         self.shape = None if described.elementwise(optimizer) else self._shape_of_one
         self.state: Any = None
         self._rates = {name: getattr(optimizer, name) for name in LARS_RATES if "LARS" in described.kinds(optimizer)}
+        self._constants: Any = None  # of its state
 
     def start(self, w: NDArray) -> None:
         self.state, self._size = self.optimizer.create_state_multi_precision(self.index, self._shaped(w)), w.size
+        self._constants = described.constants(self.state)
 
     def arrays(self) -> Dict[str, NDArray]:
         return described.state_arrays(self.state)
 
     def facts(self) -> Dict[str, Any]:
         """What the optimizer remembers beside arrays, as JSON: its count of updates, and settings it changes itself."""
-        described.check_state(self.optimizer, self.state, self._size)
+        described.check_state(self.optimizer, self.state, self._size, self._constants)
+        return self._remembered()
+
+    def _remembered(self) -> Dict[str, Any]:
         count = self.optimizer._index_update_count.get(self.index, self.optimizer.begin_num_update)
         description = described.describe(self.optimizer)
         return {**description, "count": count, "settings": {**description["settings"], **self._rates}}
@@ -130,9 +135,12 @@ class QueuedOptimizer(Applied):
         return out
 
     def facts(self) -> Dict[str, Any]:
+        self._settle()
+        return super().facts()
+
+    def _settle(self) -> None:
         if self._written is not None:
             self._written.wait_to_read()  # a step counts when it is taken
-        return super().facts()
 
     def accrue(self, total: NDArray, grad: NDArray) -> None:
         if self.skips is None:
@@ -147,7 +155,8 @@ class QueuedOptimizer(Applied):
         engine.push(add, [grad], [total])
 
     def trial(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float, out: NDArray) -> NDArray:
-        facts, arrays = self.facts(), [(array, array.copy()) for array in self.arrays().values()]
+        self._settle()
+        facts, arrays = self._remembered(), [(array, array.copy()) for array in self.arrays().values()]
         self(w, grad, lr, gradient_weight, out).wait_to_read()
         self._set_facts(facts)
         for array, before in arrays:

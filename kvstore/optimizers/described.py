@@ -97,8 +97,8 @@ def decays_apart(optimizer: Optimizer) -> bool:
 
 
 def kinds(optimizer: Optimizer) -> Set[str]:
-    """The names of its class and of those that it inherits from."""
-    return {kind.__name__ for kind in type(optimizer).__mro__}
+    """The names of those of its classes that are MXNet's or ours."""
+    return {kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith(("mxnet.", "kvstore."))}
 
 
 def known(optimizer: Optimizer) -> bool:
@@ -120,13 +120,18 @@ def _parts(state: Any, name: str = "state") -> Iterator[Tuple[str, Any]]:
         yield from _parts(part, f"{name}/{key}")
 
 
-def check_state(optimizer: Optimizer, state: Any, size: int) -> None:
-    """ConfigError if a saved state would lack a part of this one."""
-    for _, part in _parts(state):
-        if part is not None and not (engine.is_array(part) and part.size == size):
-            what = f"an array of shape {part.shape}" if engine.is_array(part) else f"a {type(part).__name__}"
-            raise ConfigError(f"the state of optimizer {type(optimizer).__name__} has {what}, which cannot be saved "
-                              f"beside {size} weights; let it be arrays of the weights' shape")
+def constants(state: Any) -> List[str]:
+    """What an optimizer's state has beside arrays, as text."""
+    return [f"{name}: {type(part).__name__} {part}" for name, part in _parts(state) if not engine.is_array(part)]
+
+
+def check_state(optimizer: Optimizer, state: Any, size: int, begun: List[str]) -> None:
+    """ConfigError if a saved state would lack a part of this one. `begun`: its constants when it was made."""
+    sizes = {array.size for array in state_arrays(state).values()}
+    if sizes - {size} or constants(state) != begun:
+        what = f"an array of {max(sizes - {size})} floats" if sizes - {size} else "more than arrays that changes"
+        raise ConfigError(f"the state of optimizer {type(optimizer).__name__} has {what}, which cannot be saved beside "
+                          f"{size} weights; let what changes be arrays of the weights' shape")
 
 
 def state_names(optimizer: Optimizer) -> List[str]:

@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any
 
-from kvstore.errors import ConfigError, KVStoreError
+from kvstore.errors import ConfigError, KVStoreError, LacksError
 from kvstore.job import environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
@@ -77,13 +77,13 @@ def _library() -> Any:
     try:
         import mpi4py
     except ModuleNotFoundError:
-        raise ConfigError(f"this store sends by MPI and mpi4py is not installed: {INSTALL}; or start a script of "
+        raise LacksError(f"this store sends by MPI and mpi4py is not installed: {INSTALL}; or start a script of "
                           "PyTorch's by torchrun") from None
     mpi4py.rc.initialize = mpi4py.rc.finalize = False  # both are ours, with deadlines
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise ConfigError(f"this store sends by MPI and mpi4py finds no library of it ({error}): {INSTALL}") from None
+        raise LacksError(f"this store sends by MPI and mpi4py finds no library of it ({error}): {INSTALL}") from None
     return MPI
 
 
@@ -113,7 +113,7 @@ def _check_way() -> None:
         try:
             os.fstat(int(os.environ["PMI_FD"]))
         except OSError:
-            raise ConfigError("the descriptor by which MPI finds the other workers (PMI_FD) has been closed by a "
+            raise LacksError("the descriptor by which MPI finds the other workers (PMI_FD) has been closed by a "
                               "program between `odsgd launch` and this one; let it pass descriptors on (in Python "
                               "`subprocess.run(…, close_fds=False)`)") from None
 

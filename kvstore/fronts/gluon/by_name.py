@@ -184,7 +184,8 @@ def _tell_alone(trainer: Any, beside: Any) -> None:
         return
     trainer._told_alone = True
     beside._warn(f"a gluon.Trainer with the store `{getattr(asked, 'type', asked)}` trains a network of this worker's "
-                 f"own; to train one on all workers, by `{beside.name}`, give it kvstore=store")
+                 f"own; to train one on all workers, by `{beside.name}`, give it kvstore=store; None says that it "
+                 "shall")
 
 
 def _create_sparse(mxnets: Callable[..., Any], store: Any) -> Any:

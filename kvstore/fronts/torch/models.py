@@ -1,6 +1,8 @@
 """What od.Optimizer takes for a model: its tensors by name, and the wrappers and tensors that it does not take."""
+import zlib
 from typing import Any, Dict, Iterator, Mapping
 
+import numpy as np
 import torch
 
 from kvstore.errors import ConfigError
@@ -38,6 +40,21 @@ def tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
                               "model.to_empty(device=...) and set its weights before odsgd.torch.Optimizer is made")
         found[plain(name)] = tensor
     return found
+
+
+def frozen(tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    """Those of them that are parameters and do not learn."""
+    return {name: one for name, one in tensors.items()
+            if isinstance(one, torch.nn.Parameter) and not one.requires_grad}
+
+
+def checksums(tensors: Mapping[str, torch.Tensor]) -> Dict[str, str]:
+    return {name: f"{zlib.crc32(as_bytes(one).tobytes()):08x}" for name, one in tensors.items() if held(one).numel()}
+
+
+def as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    flat = held(tensor).detach().cpu().resolve_conj().contiguous().reshape(-1)
+    return np.asarray(flat.view(torch.uint8).numpy())
 
 
 def plain(name: str) -> str:

@@ -268,7 +268,7 @@ class Optimizer(torch.optim.Optimizer):
     def _tell_alone(self) -> None:
         """What the script trains beside all stores, on each worker alone."""
         changed = [models.plain(name) for name, one in self._model.named_parameters()
-                   if one.requires_grad and id(one) not in _stores
+                   if one.grad is not None and id(one) not in _stores  # an average of weights has none
                    and self._alone.setdefault(name, one._version) != one._version]
         if changed and self.store.num_workers > 1 and self.store.rank == 0:
             warn_once(f"{shown(', '.join(changed))} of the model: the script changes it, and no store has it, so that "

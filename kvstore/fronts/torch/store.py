@@ -10,7 +10,6 @@ import io
 import json
 import os
 import weakref
-import zlib
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
@@ -18,9 +17,9 @@ import torch
 
 from kvstore import methods
 from kvstore.engine.engine import NDArray
-from kvstore.errors import ConfigError, ProtocolError
+from kvstore.errors import ConfigError, ProtocolError, shown
 from kvstore.fronts import choice, sums
-from kvstore.fronts.base import FrontEnd, Snapshot
+from kvstore.fronts.base import FrontEnd, Snapshot, warn_once
 from kvstore.fronts.torch import models
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement, environment
@@ -182,7 +181,7 @@ class TorchStore(FrontEnd):
         rest = {name: one for name, one in self._tensors.items() if name not in real}
         for name, flat in sums.from_worker_0(
                 self.session.transport, real, lambda name: self._numbers(self._tensors[name]),
-                {name: _bytes(one) for name, one in rest.items() if held(one).numel()}):
+                {name: models.as_bytes(one) for name, one in rest.items() if held(one).numel()}):
             _set(self._tensors[name],
                  flat if name in real else torch.frombuffer(bytearray(flat), dtype=rest[name].dtype))
 
@@ -201,15 +200,21 @@ class TorchStore(FrontEnd):
                 raise ConfigError(f"parameter {name} has become {one.parameter.dtype} since od.Optimizer was made, and "
                                   f"what can be trained is {', '.join(map(str, DTYPES))}: leave out what converts the "
                                   "model (`double()`)")
-        mine = [*order, *reversed([name for name in self._trained if name not in set(order)])]
+        mine: Dict[str, Any] = {
+            "order": [*order, *reversed([name for name in self._trained if name not in set(order)])],
+            "frozen": {} if self._saved is not None else models.checksums(models.frozen(self._tensors))}
         if not environment.joined():  # who joins gets the others' weights
             agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
                             "same; load a checkpoint before it is made, or on all workers; if the forward pass sets "
                             "weights, call store.begin() before the first", self._weights_as_text())
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
+        others = [name for name, said in mine["frozen"].items() if theirs["frozen"].get(name, said) != said]
+        if others:
+            warn_once(f"{shown(', '.join(others))} of the model, which no store trains, is not what it is on worker 0: "
+                      "load a checkpoint before od.Optimizer is made, or on all workers")
         loaded = self._saved is not None
-        self._open([TensorLane(bucket, self._trained, self.session.transport.context)
-                    for bucket in self.session.plan([self._trained[name].described for name in reversed(theirs)])])
+        buckets = self.session.plan([self._trained[name].described for name in reversed(theirs["order"])])
+        self._open([TensorLane(bucket, self._trained, self.session.transport.context) for bucket in buckets])
         for lane in self.lanes:
             other = lane.other_than(self.session.w_local[lane.bucket.id]) if loaded and not self.takes_weights else None
             if other:
@@ -219,10 +224,9 @@ class TorchStore(FrontEnd):
             lane.hold()
 
     def _weights_as_text(self) -> List[str]:
-        """A checksum of each parameter, frozen ones as well; nothing where a saved state brings each worker its own."""
-        tensors = {} if self._saved is not None else self._tensors
-        return [f"{name} {zlib.crc32(_bytes(one).tobytes()):08x}" for name, one in tensors.items()
-                if isinstance(one, torch.nn.Parameter) and held(one).numel()]
+        """A checksum of each parameter; nothing where a saved state brings each worker its own."""
+        trained = {} if self._saved is not None else {name: one.parameter for name, one in self._trained.items()}
+        return [f"{name} {checksum}" for name, checksum in models.checksums(trained).items()]
 
     # -- every step --------------------------------------------------------------------------------------------
 
@@ -421,8 +425,8 @@ class TorchStore(FrontEnd):
                               "has one of its own: let every worker save, and load what it saved")
         saved_by = worker[1].get("num_workers", self.num_workers)
         if saved_by != self.num_workers:
-            raise ConfigError(f"the saved state is of {saved_by} workers, and here are {self.num_workers}: start as "
-                              "many, or load the model's weights alone")
+            warn_once(f"the saved state is of {saved_by} workers, and here are {self.num_workers}: what each of the "
+                      "others kept for itself is lost")
         mine = {**{f"local/{name}": one.parameter for name, one in self._trained.items()},
                 **{f"aux/0/{name}": tensor for name, tensor in self._buffers().items()}}
         for saved, tensor in mine.items():
@@ -481,11 +485,6 @@ class TorchStore(FrontEnd):
         buffers = self._buffers()
         for name, (value,) in values.items():
             _set(buffers[name], value)
-
-
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    flat = held(tensor).detach().cpu().resolve_conj().contiguous().reshape(-1)
-    return np.asarray(flat.view(torch.uint8).numpy())
 
 
 def _set(tensor: torch.Tensor, value: Any) -> None:

@@ -37,8 +37,9 @@ def test_whole_numbers_may_be_numpys() -> None:
 
 def test_a_process_that_imports_the_script_makes_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(ConfigError, match=r"started by `spawn` .* `local`, again: put .* under `if __name__ == "):
-        choice.checked("local", None, {})
+    with pytest.raises(ConfigError, match=r"started by `spawn` .* `ssgd`, again: put .* under `if __name__ == "):
+        choice.checked("ssgd", None, {})
+    assert choice.checked("local", None, {})[0].name == "local"  # nothing is connected
 
 
 @pytest.mark.parametrize("given, told", [

@@ -1,7 +1,7 @@
 """An optimizer's steps on a bucket: SGD in NumPy beside MXNet's, and every other as MXNet has it."""
 import dataclasses
 import inspect
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.methods import local_optimizers
 from kvstore.optimizers import compensated as registered
-from kvstore.optimizers import torch_formulas
+from kvstore.optimizers import described, torch_formulas
 from kvstore.optimizers.apply import ImmediateOptimizer, QueuedOptimizer
 from kvstore.transports.in_process import Stage
 
@@ -182,16 +182,33 @@ class OwnState(mx.optimizer.SGD):
     def create_state(self, index: int, weight: NDArray) -> Any:
         return [mx.nd.zeros(weight.shape), self.made]
 
+    def update_multi_precision(self, index: int, weight: NDArray, grad: NDArray, state: Any) -> None:
+        state[1] = [state[1]] if isinstance(state[1], float) else state[1]
 
-@pytest.mark.parametrize("made, what", [(1.0, "a float"), ({}, "a dict"), (mx.nd.zeros(1), r"an array of shape \(1,\)"),
-                                        (mx.nd.zeros((2, 2, 3)), r"an array of shape \(2, 2, 3\)")])
-def test_a_state_of_which_a_part_would_be_lost_is_not_saved(made: Any, what: str) -> None:
-    optimizer = OwnState()
+
+@pytest.mark.parametrize("made, what", [
+    (0.9, "more than arrays that changes"), (mx.nd.zeros(1), "an array of 1 floats"),
+    (mx.nd.zeros((2, 2, 3)), "an array of 12 floats"), ((True, "kept", 3), None)])
+def test_a_state_of_which_a_part_would_be_lost_is_not_saved(made: Any, what: Optional[str]) -> None:
     OwnState.made = made
-    update = QueuedOptimizer(optimizer, 0, (2, 3))
+    update = QueuedOptimizer(OwnState(), 0, (2, 3))
     update.start(mx.nd.zeros(6))
-    with pytest.raises(ConfigError, match=f"the state of optimizer OwnState has {what}, which cannot be saved"):
+    update.trial(mx.nd.ones(6), mx.nd.ones(6), 0.1, 1.0, out=mx.nd.ones(6))  # saves nothing
+    if what is None:
+        assert list(update.arrays()) == ["state/0"] and update.facts()["count"] == 0
+        return
+    with pytest.raises(ConfigError, match=f"the state of optimizer OwnState has {what}, which cannot be"):
         update.facts()
+
+
+class LARS(mx.optimizer.SGD):
+    """A script's own, without the rates of MXNet's."""
+
+
+def test_an_optimizer_of_the_scripts_is_not_taken_for_mxnets_by_its_name() -> None:
+    update = QueuedOptimizer(LARS(), 0, None)
+    update.start(mx.nd.zeros(6))
+    assert update.facts()["count"] == 0 and not described.decays_apart(LARS())
 
 
 @pytest.mark.parametrize("name", local_optimizers.MXNET)

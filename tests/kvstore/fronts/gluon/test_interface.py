@@ -691,3 +691,17 @@ def test_an_error_that_a_script_handles_is_told_before_it_waits_for_others(capsy
     said = capsys.readouterr().err
     assert said.count("ValueError: bad batch, made up (test_interface.py, line ") == 1
     assert "while the script handles it, it makes a call that is for all workers (global_weights, state_dict" in said
+
+
+def test_a_store_that_is_made_and_used_while_an_error_is_handled_says_nothing_of_it(
+        capsys: pytest.CaptureFixture[str]) -> None:
+    def without(transport: Any) -> None:
+        try:
+            raise ImportError("no such module, as many scripts ask for")
+        except ImportError:
+            store = kvstore.create("ssgd", transport)
+            assert store.allreduce(np.ones(1)) == 2
+            store.close()
+
+    Stage(2).run(without)
+    assert "handles it" not in capsys.readouterr().err
