@@ -12,6 +12,9 @@ class ConfigError(ValueError):
     `MOST_SAID` characters, whatever it quotes.
     """
 
+    exit_code = EXIT_USAGE
+    """Of a script that it ends."""
+
     def __init__(self, message: object) -> None:
         super().__init__(shortened(printable(str(message)), MOST_SAID))
 
@@ -19,9 +22,13 @@ class ConfigError(ValueError):
 class LacksError(ConfigError):
     """What the options need is not on this host, which another may have."""
 
+    exit_code = EXIT_FAILURE
+
 
 class KVStoreError(RuntimeError):
     """Base class of all that happens once a job runs."""
+
+    exit_code = EXIT_FAILURE
 
 
 class RoundTimeoutError(KVStoreError):

@@ -19,13 +19,11 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.job.aside import BackgroundThread, guarded
-from kvstore.job.pulse import pulse
+from kvstore.job.pulse import beyond, pulse
 
 FOLDER = "runs/board"
 FLUSH_S = 5
 CLOSED_WITHIN_S = 10.0
-SAMPLED_S = 0.05
-"""Waiting is known by samples, and one stands for about so much time (`kvstore.fronts.gluon.waits`)."""
 RANKS = ("ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK",
          "SLURM_PROCID")
 """What launchers tell a worker's rank by; the first that is set counts."""
@@ -86,8 +84,7 @@ class Board:
             iterations, *since_s = (now - then for now, then in zip(self._last, before))
             own = {"speed/iteration_ms": 1000 * since_s[0] / iterations,
                    "speed/waiting_ms": 1000 * min(since_s) / iterations}
-            over_s = max(0.0, min(since_s[1] - since_s[0], SAMPLED_S))  # of a sample; it counts in the next
-            self._last = (*self._last[:2], waited_s - over_s)
+            self._last = (*self._last[:2], waited_s - beyond(since_s[1], since_s[0]))
         self.add(iteration, {**own, **values})
 
     @guarded(EVENT_FILE)

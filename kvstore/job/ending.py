@@ -17,16 +17,7 @@ import traceback
 import types
 from typing import Any, Callable, Optional
 
-from kvstore.errors import (
-    EXIT_DEADLINE,
-    EXIT_FAILURE,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    ConfigError,
-    DivergedError,
-    KVStoreError,
-    LacksError,
-)
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, DivergedError, KVStoreError
 from kvstore.job.environment import who
 from kvstore.job.report import report
 
@@ -89,8 +80,7 @@ def die_of_errors() -> None:
         if issubclass(kind, KeyboardInterrupt):
             die("interrupted", EXIT_INTERRUPTED)
         if ours:
-            wrong = issubclass(kind, ConfigError) and not issubclass(kind, LacksError)
-            die(_with_place(str(error), trace), EXIT_USAGE if wrong else EXIT_FAILURE)
+            die(_with_place(str(error), trace), kind.exit_code)
         die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE,
             consequence="Connection closed by peer" in str(error))  # gloo's, of a call of the script's own
 

@@ -32,7 +32,6 @@ class Applied(Update):
         self.shape = None if described.elementwise(optimizer) else self._shape_of_one
         self.state: Any = None
         self._rates = {name: getattr(optimizer, name) for name in LARS_RATES if "LARS" in described.kinds(optimizer)}
-        self._constants: Any = None  # of its state
 
     def start(self, w: NDArray) -> None:
         self.state, self._size = self.optimizer.create_state_multi_precision(self.index, self._shaped(w)), w.size

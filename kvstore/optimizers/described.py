@@ -112,11 +112,11 @@ def state_arrays(state: Any) -> Dict[str, NDArray]:
 
 
 def _parts(state: Any, name: str = "state") -> Iterator[Tuple[str, Any]]:
-    inner = enumerate(state) if isinstance(state, (tuple, list)) else getattr(state, "__dict__", {}).items()
-    if engine.is_array(state) or not (isinstance(state, (tuple, list)) or hasattr(state, "__dict__")):
+    inner = dict(enumerate(state)) if isinstance(state, (tuple, list)) else getattr(state, "__dict__", None)
+    if inner is None or engine.is_array(state):
         yield name, state
         return
-    for key, part in inner:
+    for key, part in inner.items():
         yield from _parts(part, f"{name}/{key}")
 
 

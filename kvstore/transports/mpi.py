@@ -78,7 +78,7 @@ def _library() -> Any:
         import mpi4py
     except ModuleNotFoundError:
         raise LacksError(f"this store sends by MPI and mpi4py is not installed: {INSTALL}; or start a script of "
-                          "PyTorch's by torchrun") from None
+                         "PyTorch's by torchrun") from None
     mpi4py.rc.initialize = mpi4py.rc.finalize = False  # both are ours, with deadlines
     try:
         from mpi4py import MPI
@@ -114,8 +114,8 @@ def _check_way() -> None:
             os.fstat(int(os.environ["PMI_FD"]))
         except OSError:
             raise LacksError("the descriptor by which MPI finds the other workers (PMI_FD) has been closed by a "
-                              "program between `odsgd launch` and this one; let it pass descriptors on (in Python "
-                              "`subprocess.run(…, close_fds=False)`)") from None
+                             "program between `odsgd launch` and this one; let it pass descriptors on (in Python "
+                             "`subprocess.run(…, close_fds=False)`)") from None
 
 
 def _check_netmod(mpi: Any) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 
 from kvstore.errors import DivergedError
 from kvstore.fronts.gluon.store import Store
-from kvstore.fronts.gluon.waits import EVERY_S
 from kvstore.job import environment
+from kvstore.job.pulse import beyond
 from kvstore.session.staleness import Staleness, mean
 from odsgd.config.train import TrainConfig
 from odsgd.training.metrics import Clock, Meter, Sums
@@ -63,7 +63,7 @@ class Measurements:
     def _after(self, before: Interval) -> Interval:
         """A new interval. What a sample of waiting stands for beyond the time of the one `before` counts in this."""
         new = self._from_here()
-        new.waited_s -= max(0.0, min(new.waited_s - before.waited_s - (new.own_s - before.own_s), EVERY_S))
+        new.waited_s -= beyond(new.waited_s - before.waited_s, new.own_s - before.own_s)
         return new
 
     def virtual_s(self) -> float:

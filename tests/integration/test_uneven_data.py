@@ -97,7 +97,8 @@ def test_a_worker_joins_that_ends_by_raising_status_0_and_not_by_a_message(then:
 @pytest.mark.slow
 @pytest.mark.parametrize("then, code, said", [
     ("closes", 70, "it reported: OSError: a broken image"),
-    ("changes", 64, "it reported: iteration 6 has not taken place: the optimizer's settings have changed, wd from")])
+    ("changes", 64,
+     "it reported: iteration 6 has not taken place: the optimizer's settings have changed, wd from 0.0 to")])
 def test_a_worker_that_fails_as_it_would_join_ends_the_job_at_once_with_its_error(
         then: str, code: int, said: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

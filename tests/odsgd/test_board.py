@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("tensorboardX")
 
-from kvstore.fronts.gluon.waits import EVERY_S
 from kvstore.job.pulse import pulse
 from odsgd import board, callbacks
 from odsgd.report.runs import read_records
@@ -121,7 +120,6 @@ def test_an_iteration_of_a_script_waits_no_longer_than_it_takes(
 
 def test_what_a_sample_of_waiting_stands_for_beyond_an_iteration_counts_in_the_next(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert board.SAMPLED_S == EVERY_S
     sampled_s = (0, 0.02, 0, 0, 0, 1000, 0, 0, 0, 0, 0, 0, 0)  # the last one is of a worker that stood still
     now, waited_s = (iter(np.cumsum(each)) for each in ([0.01] * len(sampled_s), sampled_s))
     monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: next(now), time=lambda: 0.0))

@@ -5,7 +5,7 @@
 
 In between a device is idle: the exposed part of the exchange, and copying. (The first layers of a forward pass
 may begin a little earlier, since each needs only its own weights.) Two operations of the engine look at the clock in
-one iteration each `EVERY_S`, which stands for all iterations since the last sample.
+one iteration each `SAMPLED_S`, which stands for all iterations since the last sample.
 """
 import contextlib
 import time
@@ -13,9 +13,7 @@ from typing import Iterable, Iterator, List
 
 from kvstore.engine import engine
 from kvstore.fronts.gluon.lanes import Keyed
-
-EVERY_S = 0.05
-"""A sample costs 20 to 30 microseconds, so less than a thousandth of the time."""
+from kvstore.job.pulse import SAMPLED_S
 
 _known: List["Waits"] = []
 """Of all stores that this process has had, closed ones too."""
@@ -39,7 +37,7 @@ class Waits:
         """Inside, the caller queues the whole way from these gradients to their next weights."""
         self._since += 1
         now = time.monotonic()
-        keyed = [] if now - self._sampled_at < EVERY_S else list(keyed)
+        keyed = [] if now - self._sampled_at < SAMPLED_S else list(keyed)
         grads = [grad for one in keyed for grad in one.grads]  # none on a worker that has never had data
         if not grads:
             yield

@@ -20,7 +20,7 @@ from kvstore.errors import ConfigError, ProtocolError, shown
 from kvstore.fronts.base import warn_of_own, warn_once
 from kvstore.fronts.torch import models, translation
 from kvstore.fronts.torch.lanes import Arrivals, TensorLane, held
-from kvstore.fronts.torch.store import DTYPES, TorchStore, _stores
+from kvstore.fronts.torch.store import DTYPES, TorchStore, has_store
 from kvstore.messages.buckets import Parameter
 
 _Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter's place until PyTorch 2.2
@@ -268,7 +268,7 @@ class Optimizer(torch.optim.Optimizer):
     def _tell_alone(self) -> None:
         """What the script trains beside all stores, on each worker alone."""
         changed = [models.plain(name) for name, one in self._model.named_parameters()
-                   if one.grad is not None and id(one) not in _stores  # an average of weights has none
+                   if one.grad is not None and not has_store(one)  # an average of weights has none
                    and self._alone.setdefault(name, one._version) != one._version]
         if changed and self.store.num_workers > 1 and self.store.rank == 0:
             warn_once(f"{shown(', '.join(changed))} of the model: the script changes it, and no store has it, so that "

@@ -41,6 +41,10 @@ _stores: "weakref.WeakValueDictionary[int, TorchStore]" = weakref.WeakValueDicti
 """The one that trains a parameter, by its id: a store keeps its parameters."""
 
 
+def has_store(parameter: torch.Tensor) -> bool:
+    return id(parameter) in _stores
+
+
 def create(name: str, transport: Union[str, Transport, None] = None, group: Any = None, **options: Any) -> "TorchStore":
     """Make a store for `odsgd.torch.Optimizer`; arguments as for `kvstore.create`.
 

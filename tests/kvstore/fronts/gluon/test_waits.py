@@ -36,7 +36,7 @@ def test_an_exchange_that_is_waited_for_counts_and_a_backward_pass_does_not(monk
     """The exchange of an iteration begins when the store has looked at the clock twice: as it hears of the gradients,
     and when these have been written.
     """
-    monkeypatch.setattr(waits, "EVERY_S", 0.0)
+    monkeypatch.setattr(waits, "SAMPLED_S", 0.0)
     clock, of = Clock(), Waits()
     monkeypatch.setattr(waits, "time", types.SimpleNamespace(monotonic=clock.monotonic))
     one = Keyed(Parameter(0, "w", (4,)), [mx.nd.zeros(4)])
@@ -53,7 +53,7 @@ def test_an_exchange_that_is_waited_for_counts_and_a_backward_pass_does_not(monk
 def test_an_iteration_that_is_looked_at_stands_for_those_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of 6 is looked at, and the last, which stands for 5."""
     moments = iter([100.0, 101, 102, 103, 104, 106])
-    monkeypatch.setattr(waits, "EVERY_S", 5.5)
+    monkeypatch.setattr(waits, "SAMPLED_S", 5.5)
     of, one = Waits(), Keyed(Parameter(0, "w", (4,)), [mx.nd.zeros(4)])
     one.grads = [mx.nd.zeros(4)]
     real = time.monotonic
