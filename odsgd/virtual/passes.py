@@ -26,12 +26,6 @@ class PassTimes:
             self._backward.append(sum(backward[min(layers):]))
             for number in layers:
                 reads[number].append(b)
-        groups: List[List[int]] = []
-        for b, seconds in enumerate(self._backward):
-            if not b or seconds != self._backward[b - 1]:
-                groups.append([])
-            groups[-1].append(b)
-        self.together = sorted(groups, key=lambda group: self._backward[group[0]])  # their gradients appear together
         self._forward: List[Tuple[List[int], float]] = []  # neighbouring layers that read the same buckets are one
         for bs, seconds in zip(reads, forward):
             if self._forward and self._forward[-1][0] == bs:

@@ -13,8 +13,8 @@ from kvstore.messages.buckets import WIRE_DTYPE
 from kvstore.tracing.trace import Trace
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
-from odsgd.virtual.exact import LaneTimes, Simulation, WorkerTimes
 from odsgd.virtual.programs import Op
+from odsgd.virtual.simulation import LaneTimes, Simulation, WorkerTimes
 
 
 class TracedSimulation(Simulation):
@@ -60,11 +60,11 @@ class TracedSimulation(Simulation):
         self._waited[worker.rank, lane.b].append(time)
         super()._send(worker, lane, time, op)
 
-    def _answered(self, worker: WorkerTimes, lane: LaneTimes, time: int, update: int) -> None:
-        there, m = max(time, worker.messages_free) + self.costs.message, worker.rank
-        self._bar(self._traces[m], "exchange", lane.b, self._waited[m, lane.b].popleft(), there,
-                  iteration=self._asked[m, lane.b].popleft())
-        super()._answered(worker, lane, time, update)
+    def _answered(self, time: int, m: int, b: int, number: int, update: int) -> None:
+        there = max(time, self._workers[m].messages_free) + self.costs.message
+        self._bar(self._traces[m], "exchange", b, self._waited[m, b].popleft(), there,
+                  iteration=self._asked[m, b].popleft())
+        super()._answered(time, m, b, number, update)
 
     def _handle(self, time: int, m: int, b: int, number: int, end: int) -> None:
         server = self.buckets[b].server_rank

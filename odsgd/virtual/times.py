@@ -17,9 +17,8 @@ from kvstore.transports.rounds import on_ring
 from kvstore.transports.sizing import on_servers
 from odsgd.virtual.costs import NS, ns
 from odsgd.virtual.description import VirtualCluster
-from odsgd.virtual.exact import Simulation
-from odsgd.virtual.fast import FastSimulation
 from odsgd.virtual.programs import Programs
+from odsgd.virtual.simulation import Simulation
 
 ITERATIONS, WARM_UP = 16, 4
 
@@ -99,8 +98,7 @@ def _shared(found: Callable[[float], Pace], cores: int) -> Pace:
 
 
 def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, parameters: Sequence[Parameter],
-               transport: Optional[str] = None, slower: float = 1.0,
-               made_by: Type[Simulation] = FastSimulation) -> Simulation:
+               transport: Optional[str] = None, slower: float = 1.0) -> Simulation:
     """The job before its first iteration. `transport`: `server`, `ring` or `sharded`; None: the method's first choice.
 
     `slower`: a factor on all that processors do, which comes too late to change the buckets.
@@ -111,7 +109,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     layers, traffic = in_fragments(by_layer(parameters), method.fragments(options)), made.traffic(whole=False)
     buckets = (on_servers(layers, traffic, Keys(cluster.servers), cluster.workers, cluster.round_pace)
                if kind == "server" else on_ring(layers, traffic, Keys(1), cluster.workers))
-    return made_by(cluster, method, options, buckets, layers, kind, traffic, slower)
+    return Simulation(cluster, method, options, buckets, layers, kind, traffic, slower)
 
 
 def iteration_s(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> float:

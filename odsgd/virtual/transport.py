@@ -33,8 +33,8 @@ from kvstore.transports.sizing import on_servers
 from kvstore.transports.turns import LateAnswer
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
-from odsgd.virtual.exact import Simulation
 from odsgd.virtual.programs import Op
+from odsgd.virtual.simulation import Simulation
 from odsgd.virtual.timeline import TracedSimulation
 
 QUESTIONS, NOTHING = ("exchange", "fetch", "sum"), "nothing"

@@ -1,6 +1,6 @@
-"""The fast simulation against the exact one, on small clusters drawn at random: the same nanoseconds and orders."""
+"""Two ways through the same job, on small clusters drawn at random: the same nanoseconds and orders."""
 from random import Random
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -9,8 +9,7 @@ from kvstore import methods
 from kvstore.messages.buckets import Parameter
 from odsgd.virtual import times
 from odsgd.virtual.description import of
-from odsgd.virtual.exact import Simulation
-from odsgd.virtual.fast import FastSimulation
+from odsgd.virtual.simulation import Simulation
 
 ITERATIONS = 7
 STORES: List[Tuple[str, Dict[str, Any]]] = [
@@ -75,23 +74,47 @@ TWO_SERVERS = Job("odsgd", {"warmup": 0, "bucket_nbytes": 999_984}, [500_000], {
 @given(st.randoms(use_true_random=False).map(drawn))
 @example(TWO_SERVERS)
 @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-def test_the_fast_simulation_agrees_with_the_exact_one_to_the_nanosecond(job: Job) -> None:
+def test_a_job_takes_as_long_step_by_step_as_in_one_go(job: Job) -> None:
     """When every iteration ends, when all have met, and the order at every rule; over two meetings."""
-    assert ends(FastSimulation, job) == ends(Simulation, job)
+    assert ends(in_one_go, job) == ends(step_by_step, job)
 
 
-def ends(made_by: Type[Simulation], job: Job) -> Tuple[List[Tuple[int, int]], List[List[int]], List[int]]:
+def ends(go: Callable[[Simulation, range], None], job: Job) -> Tuple[List[Tuple[int, int]], List[List[int]], List[int]]:
     method = methods.find(job.store)
     parameters = [Parameter(number, f"layer{number}", (size,)) for number, size in enumerate(job.layers)]
-    simulation = times.simulation(of(job.cluster), method, method.Options(**job.options).in_iterations(), parameters,
-                                  made_by=made_by)
+    simulation = times.simulation(of(job.cluster), method, method.Options(**job.options).in_iterations(), parameters)
     over: List[Tuple[int, int]] = []
     simulation.over = lambda m: over.append((m, simulation.ready(m)))
     met = []
     for first in (1, 1 + ITERATIONS):
-        for m in range(simulation.num_workers):
-            for t in range(first, first + ITERATIONS):
-                simulation.begin(m, t)
-            simulation.rest(m)
+        go(simulation, range(first, first + ITERATIONS))
         met.append(simulation.met())
     return sorted(over), [list(order) for order in simulation.order.values()], met
+
+
+def in_one_go(simulation: Simulation, iterations: range) -> None:
+    """As a job without gradients: all is told before anything happens."""
+    for m in range(simulation.num_workers):
+        for t in iterations:
+            simulation.begin(m, t)
+        simulation.rest(m)
+
+
+def step_by_step(simulation: Simulation, iterations: range) -> None:
+    """As a training: a worker begins an iteration once the one before is over; time stands still at each question."""
+    left = [list(reversed(iterations)) for _ in range(simulation.num_workers)]
+    workers, tell = list(range(simulation.num_workers)), simulation.over
+
+    def over(m: int) -> None:
+        tell(m)
+        workers.append(m)
+
+    simulation.over = over
+    while workers or simulation.advance():
+        for m in workers:
+            if left[m]:
+                simulation.begin(m, left[m].pop())
+            else:
+                simulation.rest(m)
+        workers.clear()
+    simulation.over = tell

@@ -1,6 +1,6 @@
 """Times on a virtual cluster that can be worked out by hand."""
 import dataclasses
-from typing import Any, Dict, List, Sequence, Tuple, Type
+from typing import Any, Dict, List, Sequence, Type
 
 import numpy as np
 import pytest
@@ -15,8 +15,7 @@ from kvstore.methods.sync import SSGD, SyncRule
 from odsgd.virtual import times
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import Draws, VirtualCluster, checksum, of
-from odsgd.virtual.exact import Simulation
-from odsgd.virtual.fast import FastSimulation
+from odsgd.virtual.simulation import Simulation
 
 FREE: Dict[str, Any] = {"worker": {"message": 0, "gather": 0, "step": 0, "scatter": 0},
                         "server": {"message": 0, "receive": 0, "update": 0}}
@@ -24,14 +23,13 @@ FLOATS = 250_000 - 4  # a message is a megabyte, with its header
 MBYTE = "8mbit"  # a second for each
 
 
-def job(store: str, layers: int = 1, options: Any = None, made_by: Type[Simulation] = FastSimulation,
-        **cluster: Any) -> Simulation:
+def job(store: str, layers: int = 1, options: Any = None, **cluster: Any) -> Simulation:
     """Of equal layers, a bucket each, whose messages need a second; all that is not given costs nothing."""
     described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
     method = methods.find(store)
     parameters = [Parameter(number, f"layer{number}", (FLOATS,)) for number in range(layers)]
     checked = method.Options(**{"bucket_nbytes": 4 * FLOATS, **(options or {})}).in_iterations()
-    return times.simulation(described, method, checked, parameters, made_by=made_by)
+    return times.simulation(described, method, checked, parameters)
 
 
 def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
@@ -270,7 +268,7 @@ def test_a_slow_worker_that_takes_fewer_steps_sends_when_the_others_do(dylu: Any
 
 
 def test_time_does_not_go_on_while_a_worker_may_begin_something_earlier() -> None:
-    simulation = job("asgd", workers=2, compute=COMPUTE_3S, made_by=Simulation)
+    simulation = job("asgd", workers=2, compute=COMPUTE_3S)
     simulation.begin(0, 1)
     assert not simulation.advance() and not any(simulation.order.values())
     simulation.begin(1, 1)
@@ -395,36 +393,6 @@ def test_a_pause_does_not_change_what_follows() -> None:
     assert go_on(whole, 1) != go_on(whole, 5) == go_on(later, 5)
     (all_of_them,), (part,) = whole.order.values(), later.order.values()
     assert list(all_of_them)[12:] == list(part)
-
-
-MEASURED: Dict[str, Any] = {"worker": {"message": "40ms"}, "server": {"receive": "0.3s"}}
-CLUSTERS: Dict[str, Dict[str, Any]] = {
-    "one server": MEASURED,
-    "servers apart": {**MEASURED, "servers": 3},
-    "servers beside workers": {**MEASURED, "servers": 3, "placement": "beside"},
-    "racks": {**MEASURED, "servers": 3, "racks": {"hosts": 3, "goodput": "10mbit"}},
-    "a slow worker's link": {**MEASURED, "servers": 3, "hosts": {"worker1": {"goodput": "3mbit", "latency": "90ms"}}},
-    "a slow server's link": {**MEASURED, "servers": 3, "hosts": {"server2": {"goodput": "3mbit", "latency": "90ms"}}},
-    "threads that cost nothing": {"servers": 3},
-}
-
-
-@pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("store, options", [("ssgd", {}), ("odsgd", {}), ("pipesgd", {}),
-                                            ("downpour", {"push_every": 2, "fetch_every": 3})])
-@pytest.mark.parametrize("draws", ["constant", "lognormal:0.3"])
-def test_what_is_carried_out_at_once_happens_when_it_would_step_by_step(store: str, options: Dict[str, Any],
-                                                                       cluster: str, draws: str) -> None:
-    """Every iteration ends at the same nanosecond, and every rule sees the same order."""
-    def ends(made_by: Type[Simulation]) -> Tuple[List[Tuple[int, int]], List[List[int]]]:
-        simulation = job(store, 4, options, made_by, **{**CLUSTERS[cluster], "workers": 5},
-                         compute={"iteration": "2s", "draws": draws})
-        over: List[Tuple[int, int]] = []
-        simulation.over = lambda m: over.append((m, simulation.ready(m)))
-        run_through(simulation, range(1, 8))
-        return sorted(over), [list(order) for order in simulation.order.values()]
-
-    assert ends(FastSimulation) == ends(Simulation)
 
 
 def test_draws_keep_the_mean_and_follow_the_seed() -> None:

@@ -1,7 +1,5 @@
 """When everything of a job happens on a virtual cluster: events in virtual time, the earliest first.
 
-This is the definition, one event at a time. `fast` has shortcuts that give the same times.
-
 Times depend on no value, so there are no arrays here. The simulation carries out the `programs` of all workers on the
 links, server threads and processors of a `description`; `costs` and `passes` say how long each of them takes. One
 result decides values: in an asynchronous job, the order in which questions reach each bucket's rule (`order`).
@@ -46,27 +44,12 @@ START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)
 """Kinds of events; of events at equal times the smaller kind comes first."""
 
 Event = Tuple[int, int, int, int, int, int]
-"""When, what, worker, bucket, and two numbers.
+"""When, what, worker, bucket, and two numbers, which are 0 but for
 
-GRADIENTS : which group of buckets
 PASS      : which link of the way, and when the message's last byte is there
 SUM       : the sum's number, and whether U follows
-ARRIVED   : 0, and how long U takes on the worker
+ARRIVED   : the second one is how long U takes on the worker
 """
-
-
-class Agenda:
-    """Events, the earliest first."""
-
-    def __init__(self) -> None:
-        self.now: List[Event] = []  # a heap; its first event is the earliest once `earliest` was asked for
-
-    def push(self, event: Event) -> None:
-        heapq.heappush(self.now, event)
-
-    def earliest(self) -> float:
-        """When the next event is; infinite without one."""
-        return self.now[0][0] if self.now else math.inf
 
 
 class LaneTimes:
@@ -142,7 +125,7 @@ class Simulation:
         self._came: List[List[int]] = [[] for _ in buckets]  # by bucket: workers of this round, in the order they came
         self._ring_free = 0
         self._parts: Dict[Tuple[int, int], List[Tuple[int, int]]] = collections.defaultdict(list)  # when, and by whom
-        self._agenda = Agenda()
+        self._events: List[Event] = []  # a heap
         self._now = 0
         self._until: float = 0  # events that may be carried out are earlier
         self._pauses = False    # when a question has reached an asynchronous server's rule
@@ -159,7 +142,7 @@ class Simulation:
             ready = self.ready(worker_rank)
             if rested:
                 ready = max(ready, self._now, *(lane.arrived for lane in worker.lanes))
-            self._agenda.push((ready, START, worker_rank, 0, 0, 0))
+            self._push((ready, START, worker_rank, 0, 0, 0))
 
     def rest(self, worker_rank: int) -> None:
         """A worker begins nothing new before every answer to it has arrived; perhaps it comes to meet the others."""
@@ -199,17 +182,20 @@ class Simulation:
         """
         self._until = min(map(self.ready, self._open)) if self._open else math.inf
         self._pauses = True
-        moved = self._agenda.earliest() < self._until
-        self._carry_out()
+        return self._carry_out()
+
+    def _carry_out(self) -> bool:
+        """Carry out what is earlier than `_until`, which events may bring nearer; whether anything was."""
+        do = [self._start, self._begin_lane, self._pass, self._handle, self._answer, self._sum, self._answered]
+        events, moved = self._events, False
+        while events and events[0][0] < self._until:
+            self._now, what, m, b, number, end = heapq.heappop(events)
+            do[what](self._now, m, b, number, end)
+            moved = True
         return moved
 
-    def _carry_out(self) -> None:
-        """Carry out what is earlier than `_until`, which events may bring nearer."""
-        do = [self._start, self._gradients, self._pass, self._handle, self._answer, self._sum, self._arrived]
-        agenda, now, pop = self._agenda, self._agenda.now, heapq.heappop
-        while agenda.earliest() < self._until:
-            self._now, what, m, b, number, end = pop(now)
-            do[what](self._now, m, b, number, end)
+    def _push(self, event: Event) -> None:
+        heapq.heappush(self._events, event)
 
     # --- an iteration of a worker -----------------------------------------------------------------------------------
 
@@ -218,22 +204,12 @@ class Simulation:
         t = worker.begun[0]
         _, _, worker.grads, worker.computed = self.passes.times(m, t, worker.computed, worker.weights)
         worker.busy, worker.program = len(self.buckets), self.programs[m].of(t)
-        self._next_gradients(worker, 0)
+        for b, there in enumerate(worker.grads):
+            self._push((there, GRADIENTS, m, b, 0, 0))
 
-    def _next_gradients(self, worker: WorkerTimes, group: int) -> None:
-        """The gradients of a group of buckets are next."""
-        first = self.passes.together[group][0]
-        self._agenda.push((worker.grads[first], GRADIENTS, worker.rank, first, group, 0))
-
-    def _gradients(self, time: int, m: int, b: int, group: int, end: int) -> None:
-        """The gradients of a group of buckets are there."""
+    def _begin_lane(self, time: int, m: int, b: int, number: int, end: int) -> None:
+        """A bucket's gradients are there."""
         worker = self._workers[m]
-        for b in self.passes.together[group]:
-            self._begin_lane(worker, b, time)
-        if group + 1 < len(self.passes.together):
-            self._next_gradients(worker, group + 1)
-
-    def _begin_lane(self, worker: WorkerTimes, b: int, time: int) -> None:
         lane = worker.lanes[b]
         lane.ops, lane.next = worker.program[b], 0
         lane.time = self._arrays(worker, "gather", b, time, self.costs.gather[b])
@@ -276,7 +252,7 @@ class Simulation:
         m, worker.done = worker.rank, worker.begun.popleft()
         self.over(m)
         if worker.begun:
-            self._agenda.push((self.ready(m), START, m, 0, 0, 0))
+            self._push((self.ready(m), START, m, 0, 0, 0))
         elif not worker.resting:
             self._open.add(m)
             self._until = min(self._until, self.ready(m))
@@ -307,15 +283,12 @@ class Simulation:
         if op.what == "sum":
             self._part(leaves, worker.rank, lane.b, op.number, op.update)
         else:  # without a way the server is on the worker's host
-            self._to_queue(leaves, PASS if lane.way else HANDLE, worker.rank, lane.b)
+            self._push((leaves, PASS if lane.way else HANDLE, worker.rank, lane.b, 0, 0))
 
-    def _arrived(self, time: int, m: int, b: int, number: int, update: int) -> None:
-        """An answer is at its worker, and on a ring U follows, which takes `update`."""
+    def _answered(self, time: int, m: int, b: int, number: int, update: int) -> None:
+        """A worker receives an answer, and on a ring U follows, which takes `update`; what waited for it goes on."""
         worker = self._workers[m]
-        self._answered(worker, worker.lanes[b], time, update)
-
-    def _answered(self, worker: WorkerTimes, lane: LaneTimes, time: int, update: int) -> None:
-        """The worker receives an answer; what waited for it goes on."""
+        lane = worker.lanes[b]
         lane.answered += 1
         lane.arrived = self._message(worker, time)
         if update:
@@ -338,10 +311,6 @@ class Simulation:
 
     # --- links and servers ------------------------------------------------------------------------------------------
 
-    def _to_queue(self, time: int, what: int, m: int, b: int, hop: int = 0, end: int = 0) -> None:
-        """A message comes to a link of its way, a push to its server's thread, or an answer to where it leaves."""
-        self._agenda.push((time, what, m, b, hop, end))
-
     def _pass(self, time: int, m: int, b: int, hop: int, end: int) -> None:
         """A message is at the hop-th link of its way, and its last byte will be there at `end`."""
         lane, links = self._workers[m].lanes[b], self.links
@@ -353,11 +322,11 @@ class Simulation:
             end = passed
         hop += 1
         if hop == lane.there:
-            self._to_queue(end, HANDLE, m, b)
+            self._push((end, HANDLE, m, b, 0, 0))
         elif hop == len(lane.way):
-            self._agenda.push((end, ARRIVED, m, b, 0, 0))
+            self._push((end, ARRIVED, m, b, 0, 0))
         else:
-            self._to_queue(begins + links.latency[link], PASS, m, b, hop, end + links.latency[link])
+            self._push((begins + links.latency[link], PASS, m, b, hop, end + links.latency[link]))
 
     def _handle(self, time: int, m: int, b: int, number: int, end: int) -> None:
         """A push is at its server's thread, with its last byte."""
@@ -374,7 +343,7 @@ class Simulation:
             if self._pauses:
                 self._until = 0
         over = self._server_free[server] = over + self.costs.update[b]
-        self._to_queue(over, ANSWER, m, b)
+        self._push((over, ANSWER, m, b, 0, 0))
 
     def _answer(self, time: int, m: int, b: int, number: int, end: int) -> None:
         """An answer leaves for a worker, or the answers of a round leave for all workers."""
@@ -386,26 +355,22 @@ class Simulation:
             if self._workers[m].lanes[b].way:
                 away.append(m)
             else:
-                self._arrived(time, m, b, 0, 0)
+                self._answered(time, m, b, 0, 0)
         if away:
             self._share_link(time, away, b)
 
     def _share_link(self, time: int, workers: Sequence[int], b: int) -> None:
-        """The answers to some workers share the server's link."""
+        """The answers to some workers share the server's link: they come to the link behind it one after the other, and
+        their last bytes are there at one time, or later where they share an uplink that is slower.
+        """
         lane, links = self._workers[workers[0]].lanes[b], self.links
         link = lane.way[lane.there]
         busy, there = links.busy[link][lane.back], max(time, links.free[link]) + links.latency[link]
         end = there + busy * len(workers)
         links.free[link] = end - links.latency[link]
-        self._post(workers, b, range(there, end, busy) if busy else [there] * len(workers), end)
-
-    def _post(self, workers: Sequence[int], b: int, times: Sequence[int], end: int) -> None:
-        """Answers come to the link behind the server's: their first bytes at `times`, the last ones all at `end`, or
-        later where they share an uplink that is slower.
-        """
-        ends = [end] * len(workers) if self.cluster.racks is None else self._uplinks_shared(workers, b, times[0], end)
-        for m, there, last in zip(workers, times, ends):
-            self._to_queue(there, PASS, m, b, self._workers[m].lanes[b].there + 1, last)
+        ends = [end] * len(workers) if self.cluster.racks is None else self._uplinks_shared(workers, b, there, end)
+        for number, (m, last) in enumerate(zip(workers, ends)):
+            self._push((there + number * busy, PASS, m, b, self._workers[m].lanes[b].there + 1, last))
 
     def _uplinks_shared(self, workers: Sequence[int], b: int, begins: int, end: int) -> List[int]:
         """When the last bytes of answers that share uplinks from `begins` on are through, no sooner than `end`."""
@@ -424,15 +389,11 @@ class Simulation:
         if len(parts) == self.num_workers:
             del self._parts[b, number]
             last, m = max(parts)
-            self._agenda.push((last, SUM, m, b, number, update))
+            self._push((last, SUM, m, b, number, update))
 
     def _sum(self, time: int, m: int, b: int, number: int, update: int) -> None:
         """All parts of a sum are there."""
         busy, delay = self.costs.ring[b]
         over = self._ring_free = max(time, self._ring_free) + busy
-        self._to_all(over + delay, b, update * self.costs.on_workers[b])
-
-    def _to_all(self, time: int, b: int, update: int) -> None:
-        """A sum comes to all workers."""
         for m in range(self.num_workers):
-            self._agenda.push((time, ARRIVED, m, b, 0, update))
+            self._push((over + delay, ARRIVED, m, b, 0, update * self.costs.on_workers[b]))
