@@ -210,8 +210,6 @@ def names(optimizer: Optimizer, keys: Dict[int, Any]) -> Dict[int, str]:
     """What MXNet's optimizer knows the parameter of a bucket as, by the bucket: LARS leaves out those that end in bias.
     A Module's keys are names; a Gluon Trainer's are numbers, and it gives none.
     """
-    if elementwise(optimizer):  # it does not ask
-        return {}
     given = optimizer.idx2name
     return {bucket: given.get(key, key) for bucket, key in keys.items() if key in given or isinstance(key, str)}
 

@@ -210,7 +210,8 @@ class Session:
     def _setup(self) -> Setup:
         keys = {bucket.id: bucket.first.key for bucket in self.buckets}
         described = optimizers.describe(self.global_optimizer)
-        described["names"] = optimizers.names(self.global_optimizer, keys)
+        asks = not optimizers.elementwise(self.global_optimizer)
+        described["names"] = optimizers.names(self.global_optimizer, keys) if asks else {}
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer

@@ -205,3 +205,13 @@ def test_lars_leaves_out_biases_of_which_it_knows_the_name(
     made_store.pull(keys, ours)
     for one, other in zip(ours, theirs):
         np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-5)
+
+
+def test_a_local_lars_leaves_out_biases_beside_a_global_optimizer_that_asks_for_no_name() -> None:
+    w = mx.nd.ones(2)
+    store = kvstore.create("odsgd", Stage(1).worker(0), optimizer_local="lars", lr_local=0.5, warmup=0)
+    store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.5))
+    store.init(["a_bias"], [w])
+    store.push(["a_bias"], [mx.nd.ones(2)])
+    store.pull(["a_bias"], [w])
+    np.testing.assert_allclose(w.asnumpy(), 0.5)  # the local step at its own rate, not at a trust ratio of 0.001
