@@ -13,7 +13,7 @@ class ConfigError(ValueError):
     """
 
     exit_code = EXIT_USAGE
-    """Of a script that it ends."""
+    """Of the command or script that it ends."""
 
     def __init__(self, message: object) -> None:
         super().__init__(shortened(printable(str(message)), MOST_SAID))

@@ -78,7 +78,7 @@ def ended(label: str, work: Callable[[], int]) -> int:
         return 128 + signal.SIGPIPE
     except ConfigError as error:
         print(f"{label}: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return error.exit_code
     except KeyboardInterrupt:
         if hasattr(sys.excepthook, "dies_in"):  # a process of a job ends at once by it, and waits for no other
             raise

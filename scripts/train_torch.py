@@ -16,7 +16,7 @@ import torch
 from examples.networks import NETWORKS, make
 
 import odsgd.torch as od
-from kvstore.errors import EXIT_USAGE, ConfigError
+from kvstore.errors import ConfigError
 from kvstore.fronts.torch.store import connect
 from kvstore.job import ending, environment
 from kvstore.job.pulse import pulse
@@ -144,7 +144,7 @@ def main(argv: List[str]) -> None:
         os.umask(int(config.umask, 8))
         Run(config).train()
     except ConfigError as error:
-        ending.die(str(error), EXIT_USAGE)
+        ending.die(str(error), error.exit_code)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, RoundTimeoutError
+from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError, RoundTimeoutError
 from kvstore.fronts.choice import connect
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.job import agreement, ending, environment
@@ -79,7 +79,7 @@ def give_up(config: TrainConfig, error: Exception) -> int:
     why = disk.full(error, str(config.out)) if isinstance(error, OSError) else str(error)
     if why is None:
         raise error
-    status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
+    status = getattr(error, "exit_code", EXIT_FAILURE)
     if config.kvstore != "local" and config.cluster is None:
         ending.die(why, status)  # which names this process
     print(f"odsgd train: {why}", file=sys.stderr)

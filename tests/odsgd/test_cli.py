@@ -5,11 +5,11 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Callable, List
+from typing import Callable, List, Type
 
 import pytest
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, LacksError
 from kvstore.job import ending
 from odsgd.cli import COMMANDS, main
 from odsgd.config.train import TrainConfig
@@ -124,12 +124,14 @@ def test_launch_gets_the_rest_of_the_command_line(monkeypatch: pytest.MonkeyPatc
     assert main(["launch", "-n", "2", "--help"]) == 3
 
 
-def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                                                capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind, code", [(ConfigError, 64), (LacksError, 70)])  # another host may have it
+def test_a_setting_that_turns_out_not_to_work_is_one_line_too(
+        kind: Type[ConfigError], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str]) -> None:
     def run(config: object) -> int:
-        raise ConfigError("no GPU 0 on this machine")
+        raise kind("no GPU 0 on this machine")
     stand_in(monkeypatch, "odsgd.training.loop", run=run)
-    assert main(["train", "--kvstore", "local", "--out", str(tmp_path)]) == 64
+    assert main(["train", "--kvstore", "local", "--out", str(tmp_path)]) == code
     assert capsys.readouterr().err == "odsgd train: no GPU 0 on this machine\n"
 
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, List
 
 import yaml
 
-from kvstore.errors import EXIT_USAGE, ConfigError
+from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.config.train import TrainConfig
 from odsgd.virtual import description
@@ -51,7 +51,7 @@ def main(argv: List[str]) -> int:
         if not os.environ.get("DMLC_ROLE"):
             raise
         from kvstore.job import ending
-        ending.die(str(error), EXIT_USAGE)
+        ending.die(str(error), error.exit_code)
     return 0
 
 
