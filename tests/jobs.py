@@ -79,8 +79,12 @@ def main(function: str, folder: str, arguments: str) -> None:
     np.savez(Path(folder) / f"worker-{rank}.npz", **(result or {}))
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def train_each(worker_rank: int, runs: List[Dict[str, Any]]) -> None:
+    """One training after another, from the options of each: they share a job's connection and its start."""
+    from odsgd.config.train import TrainConfig
+    from odsgd.training import loop
+    for options in runs:
+        assert loop.run(TrainConfig(**options)) == 0, json.dumps(options)
 
 
 def train_once(net: Any, store: Any) -> None:
@@ -91,3 +95,7 @@ def train_once(net: Any, store: Any) -> None:
         loss = net(mx.nd.ones((1, 1)))
     loss.backward()
     trainer.step(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -20,7 +20,6 @@ from tests.jobs import until
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MEMBER = os.path.join(HERE, "launch_member.py")
-HANG = os.path.join(HERE, "launch_hang.py")
 MARK = "LAUNCH_TEST_MARK"
 PATIENCE_S = 200.0
 """How long anything may take before it counts as hanging; less than a test's own limit, so that it can say so."""

@@ -24,7 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every store's run with the preset, all in one job, since a job takes longer to start than digits to learn."""
     out = tmp_path_factory.mktemp("runs")
     each = [options_of(store, out) for store in ASYNCHRONOUS]
-    run_job("tests.asynchronous_job:train_each", 2, 1, each)
+    run_job("tests.jobs:train_each", 2, 1, each)
     return out
 
 

@@ -10,7 +10,6 @@ from typing import List
 import pytest
 
 from tests.integration.launching import (
-    HANG,
     MEMBER,
     ROOT,
     Launch,
@@ -228,8 +227,10 @@ def test_when_its_output_is_not_read_any_more_the_job_ends(tmp_path: Path) -> No
         assert launch.wait() == 128 + signal.SIGPIPE
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_grace() -> None:
-    with Launch("-n", 1, "-s", 0, "--grace", 60, HANG) as launch:
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+    work = script(tmp_path, "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))\n"
+                  "print('hanging', flush=True)\ntime.sleep(600)\n")
+    with Launch("-n", 1, "-s", 0, "--grace", 60, work) as launch:
         launch.wait_for("worker 0 | hanging")
         launch.process.send_signal(signal.SIGINT)
         launch.wait_for("worker 0 | told")

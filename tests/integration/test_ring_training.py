@@ -42,7 +42,7 @@ def options(flags: str, out: Path, **more: Any) -> Dict[str, Any]:
 
 def train(runs: List[Dict[str, Any]]) -> None:
     """All runs in one job, since a job takes longer to start than digits to learn."""
-    run_job("tests.asynchronous_job:train_each", 2, 0, runs)
+    run_job("tests.jobs:train_each", 2, 0, runs)
 
 
 @pytest.fixture(scope="module")
