@@ -31,7 +31,7 @@ from odsgd.lab.advise import cli
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.tools import piped
 from odsgd.virtual.description import PAYLOAD
-from scripts.maintain.emulated_passes import passes
+from scripts.maintain.validate_virtual import passes
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "results" / "data" / "advice.json"

@@ -4,7 +4,7 @@
     digits    test accuracies with two workers, as they stand below
     mnist     test accuracies with 16 workers: Figure 16, slow, of docs/results/beyond.md
     checked   least and most of the configurations of docs/how-to/advise.md (check_advice.py) and of
-              docs/results/weights.md (experiments/utilisation.py, without loss), and their stores
+              docs/results/weights.md (utilisation.py, without loss), and their stores
     links     of each link of docs/results/weights.md (links.py): SSGD's iteration over its computing, and virtual
               seconds to a test loss of 0.2, by store
 """
@@ -24,7 +24,7 @@ from odsgd.lab.bench import models  # noqa: E402
 from odsgd.lab.bench.systems import OURS, parse  # noqa: E402
 from odsgd.lab.cluster.links import parse_rate  # noqa: E402
 from scripts.maintain import links as map_of_links  # noqa: E402
-from scripts.maintain.experiments import utilisation  # noqa: E402
+from scripts.maintain import utilisation  # noqa: E402
 
 DATA = ROOT / "docs" / "results" / "data"
 COMPUTE_S, LOSS = 0.01, 0.2  # of docs/results/weights.md

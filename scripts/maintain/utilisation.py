@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Utilisation of workers by bandwidth, round-trip time and loss: real processes, real TCP, and the virtual cluster.
 
-    scripts/maintain/experiments/utilisation.py     as root: writes docs/results/utilisation.jsonl, goes on from what is
-                                                    there; utilisation.svg, and the page's table
-    scripts/maintain/experiments/utilisation.py --table         the table and the figure alone
+    scripts/maintain/utilisation.py            as root: writes docs/results/utilisation.jsonl, goes on from what is
+                                               there; utilisation.svg, and the page's table
+    scripts/maintain/utilisation.py --table    the table and the figure alone
 
 Two workers and a server on the hosts of an emulated cluster; the computing is emulated. Utilisation: the time that an
 iteration computes, over the time that it takes. A host holds what comes to it for half of the round-trip time, and
@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Tuple
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 OUT = ROOT / "docs" / "results" / "utilisation.jsonl"
 PROFILE = ROOT / "docs" / "results" / "benchmarks" / "virtual_2core_202611.yaml"
@@ -193,13 +193,14 @@ def draw(found: Dict[Tuple[Way, str], Cell]) -> None:
 
 
 def table(found: Dict[Tuple[Way, str], Cell]) -> str:
-    lines = [f"| link | {' | '.join(f'`{system[:-2]}`' for system in SYSTEMS)} |", "|---" * (1 + len(SYSTEMS)) + "|"]
+    from odsgd.tools import piped
+    lines = [["link", *(f"`{system[:-2]}`" for system in SYSTEMS)]]
     for way in (*WAYS, *KEEPING):
         words = [way.rate, f"{way.rtt_ms:g} ms", f"{100 * way.loss:g} % lost" * (way.loss > 0),
                  "TCP keeps its window" * (not way.restarts)]
         texts = ["" if (way, system) not in found else _text(*found[way, system], way.loss > 0) for system in SYSTEMS]
-        lines.append(f"| {', '.join(filter(None, words))} | {' | '.join(texts)} |")
-    return "\n".join(lines)
+        lines.append([", ".join(filter(None, words)), *texts])
+    return piped(lines, right="")
 
 
 def _text(measured: float, described: float, carried: float, lossy: bool) -> str:
