@@ -31,6 +31,7 @@ from odsgd.lab.advise import cli
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.tools import piped
 from odsgd.virtual.description import PAYLOAD
+from scripts.maintain.docs_tables import by_line
 from scripts.maintain.validate_virtual import passes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,11 +149,8 @@ def table(results: Dict[str, Dict[str, Any]]) -> str:
 
 
 def _write(path: Path, kept: Dict[str, Any]) -> None:
-    """A line for each configuration."""
-    of_all = ",\n".join(f"{json.dumps(number)}: {json.dumps(result)}"
-                        for number, result in sorted(kept["configurations"].items()))
-    parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in kept.items() if key != "configurations"]
-    path.write_text("{\n" + ",\n".join([*parts, f'"configurations": {{\n{of_all}\n}}']) + "\n}\n", encoding="utf-8")
+    known = dict(sorted(kept["configurations"].items()))
+    path.write_text(by_line({**kept, "configurations": known}), encoding="utf-8")
 
 
 def _slower(verdict: Verdict) -> str:

@@ -2,10 +2,11 @@
 """Write the lists of options in docs/reference/configuration.md and docs/how-to/virtual.md anew, from the fields that
 declare them."""
 import dataclasses
+import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -99,6 +100,18 @@ def put(page: str, mark: str, text: str) -> str:
     if not (begin and end):
         raise SystemExit(f"expected `{mark}` in the page, and `<!-- end -->` behind it")
     return f"{before}{begin}{text}{end}{after}"
+
+
+def by_line(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each entry of the tables and lists in `content`."""
+    def block(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()) + "\n }"
+        if isinstance(value, list):
+            return "[\n" + ",\n".join(f"  {json.dumps(one)}" for one in value) + "\n ]"
+        return json.dumps(value)
+
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {block(value)}" for name, value in content.items()) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@
     links     of each link of docs/results/weights.md (links.py): SSGD's iteration over its computing, and virtual
               seconds to a test loss of 0.2, by store
 """
-import collections
 import csv
 import json
 import math
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -23,10 +22,13 @@ from odsgd.lab.advise.knowledge import FILE  # noqa: E402  (the path comes first
 from odsgd.lab.bench import models  # noqa: E402
 from odsgd.lab.bench.systems import OURS, parse  # noqa: E402
 from odsgd.lab.cluster.links import parse_rate  # noqa: E402
+from scripts.maintain import check_advice, utilisation  # noqa: E402
 from scripts.maintain import links as map_of_links  # noqa: E402
-from scripts.maintain import utilisation  # noqa: E402
+from scripts.maintain.docs_tables import by_line  # noqa: E402
+from scripts.reproduction.declarations import BEYOND, paper_called  # noqa: E402
+from scripts.reproduction.pages import load  # noqa: E402
 
-DATA = ROOT / "docs" / "results" / "data"
+RESULTS = ROOT / "docs" / "results"
 COMPUTE_S, LOSS = 0.01, 0.2  # of docs/results/weights.md
 
 DIGITS: Dict[str, Dict[str, Sequence[float]]] = {
@@ -54,26 +56,23 @@ it was measured."""
 
 def accuracies() -> Dict[str, List[float]]:
     """System as the adviser names it -> test accuracy in per cent after the last epoch, for each seed."""
-    lines = (DATA / "beyond" / "figure-16-slow-small.jsonl").read_text(encoding="utf-8").splitlines()
-    found: Dict[str, List[float]] = collections.defaultdict(list)
-    for run in sorted(map(json.loads, lines), key=lambda run: run["seed"]):
-        name, curve = system(run["asked"]["options"]), run["curve"]
-        if name:
-            found[name].append(round(100 * curve["rows"][-1][curve["columns"].index("test_accuracy")], 2))
-    return dict(sorted(found.items()))
+    cells = load(paper_called(BEYOND), RESULTS)["figure-16-slow", "small"].values()
+    named = {system(next(iter(seeds.values())).asked["options"]): seeds for seeds in cells}
+    return {name: [round(100 * seeds[seed].column("test_accuracy")[-1], 2) for seed in sorted(seeds)]
+            for name, seeds in sorted(named.items()) if name}
 
 
-def system(options: Mapping[str, Any]) -> Optional[str]:
-    """The name of a run's system; None if the run has options of its method that the adviser never varies."""
+def system(options: Mapping[str, Any]) -> str:
+    """The name of a run's system; empty if the run has options of its method that the adviser never varies."""
     own = {key: value for key, value in options.items()
            if key in OURS[options["kvstore"]].option_names() and key not in ("on_nan", "warmup")}
     named = "".join(f":{key}={value}" for key, value in own.items())
-    return options["kvstore"] + named if own.keys() <= {"codec", "T"} else None
+    return options["kvstore"] + named if own.keys() <= {"codec", "T"} else ""
 
 
 def checked() -> Dict[str, List[Any]]:
     """The range of each property of the configurations, and the stores that ran on them."""
-    results = list(json.loads((DATA / "advice.json").read_text(encoding="utf-8"))["configurations"].values())
+    results = list(json.loads(check_advice.FILE.read_text(encoding="utf-8"))["configurations"].values())
     drawn = [result["configuration"] for result in results]
     values = {"workers": [of["workers"] for of in drawn],
               "floats": [models.size(of["model"]) for of in drawn],
@@ -110,11 +109,7 @@ def links() -> Dict[str, Dict[str, Any]]:
 def text() -> str:
     """The content of the file, a line for each entry."""
     digits = {label: seeds for of_file in DIGITS.values() for label, seeds in of_file.items()}
-    tables: Dict[str, Mapping[str, Any]] = {
-        "digits": digits, "mnist": accuracies(), "checked": checked(), "links": links()}
-    blocks = (f' "{name}": {{\n' + ",\n".join(f'  "{key}": {json.dumps(values)}' for key, values in table.items())
-              + "\n }" for name, table in tables.items())
-    return "{\n" + ",\n".join(blocks) + "\n}\n"
+    return by_line({"digits": digits, "mnist": accuracies(), "checked": checked(), "links": links()})
 
 
 if __name__ == "__main__":

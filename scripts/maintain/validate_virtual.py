@@ -36,7 +36,7 @@ from odsgd.tools import piped  # noqa: E402
 from odsgd.training.step.emulated import FORWARD, steps  # noqa: E402
 from odsgd.virtual import times  # noqa: E402
 from odsgd.virtual.description import Draws, LayerTimes, Quantity, VirtualCluster  # noqa: E402
-from scripts.maintain.docs_tables import put  # noqa: E402
+from scripts.maintain.docs_tables import by_line, put  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "benchmarks" / "virtual_2core_202611.json"
 TABLE = RESULTS.with_suffix(".md")
@@ -151,7 +151,7 @@ def predict(row: Measured, profile: VirtualCluster) -> Dict[str, Any]:
 def keep(key: str, value: Any) -> None:
     """Into the file of results."""
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps({**results, key: value}, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(by_line({**results, key: value}), encoding="utf-8")
 
 
 def validate_rows(profile: str, pages: Sequence[str]) -> None:
