@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The time of an allreduce on the ring, per codec, beside MPI's own and a plain ring of Sendrecv, in one run.
 
-    bench_ring.py [-n RANKS] [--rate 1gbit] [--floats N …] [--bucket-nbytes N] [--repeat N] [--json FILE]
+    bench_ring.py [-n RANKS] [--rate 1gbit] [--floats N …] [--repeat N]
 
 Without --rate all ranks are on this machine's loopback. With it (as root) each has a host of an emulated cluster, whose
 links carry so much each way (docs/how-to/emulated-cluster.md). The ways take turns, --repeat times; the time of one
@@ -44,7 +44,7 @@ def work(options: argparse.Namespace) -> None:
         own = np.random.default_rng(rounds.worker_rank).standard_normal(size, np.float32)
         total = np.empty_like(own)
         calls: Dict[str, Callable[[], None]] = {
-            **{name: bucketed(rounds, name, own, total, options.bucket_nbytes) for name in WITHOUT_RESIDUAL},
+            **{name: bucketed(rounds, name, own, total) for name in WITHOUT_RESIDUAL},
             "mpi": functools.partial(connection.comm.Allreduce, own, total),
             "sendrecv": functools.partial(sendrecv_ring, connection.comm, own, total)}
         for repetition in range(-1, options.repeat):  # the first is not counted: connections are made
@@ -67,10 +67,10 @@ def timed(rounds: Rounds, call: Callable[[], None]) -> float:
     return 1000 * float(rounds.total(elapsed).max())
 
 
-def bucketed(rounds: Rounds, name: str, own: np.ndarray, total: np.ndarray, nbytes: int) -> Callable[[], None]:
+def bucketed(rounds: Rounds, name: str, own: np.ndarray, total: np.ndarray) -> Callable[[], None]:
     """What a store does: a round for each bucket, all asked for at once."""
     one = codec(name)
-    step = (nbytes or bucket_nbytes(one, rounds.num_workers, own.size, waits=True)) // 4
+    step = bucket_nbytes(one, rounds.num_workers, own.size, waits=True) // 4
     buckets = [slice(start, start + step) for start in range(0, own.size, step)]
 
     def call() -> None:
@@ -105,9 +105,7 @@ def main() -> None:
     parser.add_argument("-n", "--ranks", type=int, default=4)
     parser.add_argument("--rate", help="of every link, each way, e.g. 1gbit; root only (default: loopback)")
     parser.add_argument("--floats", type=int, nargs="+", default=[4_200_000, 270_000], help="sizes of the array")
-    parser.add_argument("--bucket-nbytes", type=int, default=0, help="default: what a store takes")
     parser.add_argument("--repeat", type=int, default=10, help="of every way, interleaved")
-    parser.add_argument("--json", type=Path, help="write all times there")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -116,11 +114,8 @@ def main() -> None:
     if mpiexec is None:
         sys.exit("bench_ring: no mpiexec here; pip install 'odsgd[mpi]'")
     command = ["-n", str(options.ranks), sys.executable, str(Path(__file__).resolve()), "--work", "--repeat",
-               str(options.repeat), "--bucket-nbytes", str(options.bucket_nbytes), "--floats",
-               *map(str, options.floats)]
+               str(options.repeat), "--floats", *map(str, options.floats)]
     goodput, times = (on_cluster if options.rate else on_loopback)(mpiexec, command, options)
-    if options.json:
-        options.json.write_text(json.dumps({"goodput": goodput, "times_ms": times}, indent=1))
     show(goodput, times, options)
 
 

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 """Write the tables of docs/results/timing-models.md anew: each equation of `timing` beside the virtual cluster, the
 measured pages of docs/results/benchmarks, and Table 5 of the OD-SGD paper as configs/bench.yaml has it.
-
-    scripts/maintain/timing_models.py             write the page
-    scripts/maintain/timing_models.py --print     print the tables
 """
 import functools
 import re
@@ -331,7 +328,4 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
-    if "--print" in sys.argv[1:]:
-        print("\n".join(f"{name}\n\n{text}" for name, text in tables().items()))
-    else:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -127,7 +127,6 @@ class Scale:
     name: str
     options: Mapping[str, Any] = _empty()
     times: Mapping[str, float] = _empty()
-    cluster: Mapping[str, Any] = _empty()
     differs: Tuple[str, ...] = ()
     plan: Tuple[Turn, ...] = ()
 
@@ -344,7 +343,7 @@ class Trial:
         goes = {key: value for key, value in shared.items() if not methods.takers(key) or store in methods.takers(key)}
         options = {key: value * self.scale.times[key] if key in self.scale.times else value
                    for key, value in {**goes, **self.cell.options}.items()}
-        cluster = {**self.item.cluster, **self.scale.cluster, **self.cell.cluster, "seed": self.seed}
+        cluster = {**self.item.cluster, **self.cell.cluster, "seed": self.seed}
         if self.cell.real:
             cluster = {"real": True, "workers": cluster.get("workers", 2), "servers": cluster.get("servers", 1)}
         return {"options": {**FIXED, **options, "seed": self.seed}, "cluster": cluster}

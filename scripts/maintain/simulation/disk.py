@@ -246,7 +246,7 @@ def rmdir(path: Any) -> None:
 
 
 path = types.SimpleNamespace(
-    **{name: getattr(posixpath, name) for name in ("join", "basename", "dirname", "isabs", "splitext", "relpath")},
+    **{name: getattr(posixpath, name) for name in ("join", "basename", "dirname", "isabs", "relpath")},
     abspath=lambda one: resolved(one), expanduser=lambda one: one, realpath=lambda one: resolved(one),
     exists=lambda one: resolved(one) in stdlib.world.call().host.files,
     isfile=lambda one: stdlib.world.call().host.files.get(resolved(one)) is not None,

@@ -1,7 +1,6 @@
 """`selectors`, `select`, `subprocess` and `socket` over the simulated system."""
 import errno
 import functools
-import select as real_select
 import selectors as real_selectors
 import signal as real_signal
 import socket as real_socket
@@ -33,15 +32,8 @@ class Selector:
     def unregister(self, file: Any) -> Any:
         return self._keys.pop(file if isinstance(file, int) else file.fileno())
 
-    def modify(self, file: Any, events: int, data: Any = None) -> Any:
-        self.unregister(file)
-        return self.register(file, events, data)
-
     def get_map(self) -> Dict[int, Any]:
         return self._keys
-
-    def get_key(self, file: Any) -> Any:
-        return self._keys[file if isinstance(file, int) else file.fileno()]
 
     def close(self) -> None:
         self._keys.clear()
@@ -74,8 +66,8 @@ def select_select(read: Iterable[Any], write: Iterable[Any], other: Iterable[Any
     return ([key.fileobj for key, mask in ready if mask & 1], [key.fileobj for key, mask in ready if mask & 2], [])
 
 
-selectors = types.SimpleNamespace(DefaultSelector=Selector, BaseSelector=Selector, EVENT_READ=1, EVENT_WRITE=2)
-select = types.SimpleNamespace(select=select_select, error=real_select.error)
+selectors = types.SimpleNamespace(DefaultSelector=Selector, BaseSelector=Selector, EVENT_READ=1)
+select = types.SimpleNamespace(select=select_select)
 
 
 # subprocess

@@ -46,9 +46,6 @@ class Lock(_Waited):
         self._held = False
         self._file.changed()
 
-    def locked(self) -> bool:
-        return self._held
-
     def __enter__(self) -> bool:
         return self.acquire()
 
@@ -116,9 +113,6 @@ class Condition(_Waited):
     def notify_all(self) -> None:
         self._told += 1
         self._file.changed()
-
-    def notify(self, n: int = 1) -> None:
-        self.notify_all()
 
 
 class Event(_Waited):
@@ -207,9 +201,6 @@ class Queue(_Waited):
             raise real_queue.Empty
         self._file.changed()
         return self._items.popleft()
-
-    put_nowait = lambda self, item: self.put(item, False)  # noqa: E731
-    get_nowait = lambda self: self.get(False)  # noqa: E731
 
 
 class Pool:
