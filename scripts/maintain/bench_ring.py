@@ -21,14 +21,14 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from kvstore.messages.codecs import WITHOUT_RESIDUAL, codec
+from kvstore.transports.rounds import Round, Rounds, blocks, bucket_nbytes
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-import numpy as np  # noqa: E402
-
-from kvstore.messages.codecs import WITHOUT_RESIDUAL, codec  # noqa: E402
-from kvstore.transports.rounds import Round, Rounds, blocks, bucket_nbytes  # noqa: E402
-
 TIMEOUT_S = 60.0
 MPI_WAYS = {"mpi": "MPI's own Allreduce", "sendrecv": "a ring of Sendrecv, NumPy"}
 WAYS = {**{name: f"our ring, codec {name}" for name in WITHOUT_RESIDUAL}, **MPI_WAYS}

@@ -25,16 +25,16 @@ import uuid
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from kvstore.errors import ConfigError
+from odsgd.lab import cluster
+from odsgd.launch.linux import descendants, state
+from odsgd.tools import piped
+from odsgd.training.checkpoint import manifests
+from scripts.maintain.docs_tables import put
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from kvstore.errors import ConfigError  # noqa: E402
-from odsgd.lab import cluster  # noqa: E402
-from odsgd.launch.linux import descendants, state  # noqa: E402
-from odsgd.tools import piped  # noqa: E402
-from odsgd.training.checkpoint import manifests  # noqa: E402
-from scripts.maintain.docs_tables import put  # noqa: E402
-
 EPOCHS, EVERY, PER_EPOCH = 40, 20, {1: 44, 2: 22, 3: 14}
 STORES = {  # flags, and whether two runs of two workers have the same bits
     "ssgd": ("--kvstore ssgd --momentum 0.9", True),

@@ -8,15 +8,15 @@ import textwrap
 from pathlib import Path
 from typing import Any, Dict, Mapping, Sequence
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from kvstore.options import plain
+from odsgd.config import launch, methods
+from odsgd.config.flags import default_of, spellings
+from odsgd.config.train import own_fields
+from odsgd.virtual import description
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from kvstore.options import plain  # noqa: E402  (the path comes first)
-from odsgd.config import launch, methods  # noqa: E402
-from odsgd.config.flags import default_of, spellings  # noqa: E402
-from odsgd.config.train import own_fields  # noqa: E402
-from odsgd.virtual import description  # noqa: E402
-
 VIRTUAL = ROOT / "docs" / "how-to" / "virtual.md"
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
 

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from odsgd.tools import piped
+from scripts.maintain.chaos import results_of
+from scripts.maintain.docs_tables import put
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from odsgd.tools import piped  # noqa: E402
-from scripts.maintain.chaos import results_of  # noqa: E402
-from scripts.maintain.docs_tables import put  # noqa: E402
-
 PIECE = 25000
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--timeout", "0", "-o",
           "session_timeout=1000000"]

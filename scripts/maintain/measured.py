@@ -15,19 +15,19 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from odsgd.lab.advise.knowledge import FILE
+from odsgd.lab.bench import models
+from odsgd.lab.bench.systems import OURS, parse
+from odsgd.lab.cluster.links import parse_rate
+from scripts.maintain import check_advice, utilisation
+from scripts.maintain import links as map_of_links
+from scripts.maintain.docs_tables import by_line
+from scripts.reproduction.declarations import BEYOND, paper_called
+from scripts.reproduction.pages import load
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from odsgd.lab.advise.knowledge import FILE  # noqa: E402  (the path comes first)
-from odsgd.lab.bench import models  # noqa: E402
-from odsgd.lab.bench.systems import OURS, parse  # noqa: E402
-from odsgd.lab.cluster.links import parse_rate  # noqa: E402
-from scripts.maintain import check_advice, utilisation  # noqa: E402
-from scripts.maintain import links as map_of_links  # noqa: E402
-from scripts.maintain.docs_tables import by_line  # noqa: E402
-from scripts.reproduction.declarations import BEYOND, paper_called  # noqa: E402
-from scripts.reproduction.pages import load  # noqa: E402
-
 RESULTS = ROOT / "docs" / "results"
 COMPUTE_S, LOSS = 0.01, 0.2  # of docs/results/weights.md
 

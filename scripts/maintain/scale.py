@@ -14,15 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from kvstore import methods
+from odsgd import tools
+from odsgd.virtual.description import of
+from odsgd.virtual.times import layers, simulate
+from scripts.maintain.docs_tables import put
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from kvstore import methods  # noqa: E402  (the path comes first)
-from odsgd import tools  # noqa: E402
-from odsgd.virtual.description import of  # noqa: E402
-from odsgd.virtual.times import layers, simulate  # noqa: E402
-from scripts.maintain.docs_tables import put  # noqa: E402
-
 PAGE = ROOT / "docs" / "results" / "scale.md"
 RESULTS = ROOT / "docs" / "results" / "benchmarks" / "scale_virtual.jsonl"
 STORES = {"ssgd": "#555555", "odsgd": "#d62728", "pipesgd": "#1f77b4", "asgd": "#2ca02c", "easgd": "#9467bd"}

@@ -9,18 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import yaml
+
+from kvstore.messages.codecs import codec
+from kvstore.messages.header import HEADER
+from odsgd.virtual.description import of
+from odsgd.virtual.times import layers, simulate
+from scripts.maintain import timing
+from scripts.maintain.docs_tables import put
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-import yaml  # noqa: E402  (the path comes first)
-
-from kvstore.messages.codecs import codec  # noqa: E402
-from kvstore.messages.header import HEADER  # noqa: E402
-from odsgd.virtual.description import of  # noqa: E402
-from odsgd.virtual.times import layers, simulate  # noqa: E402
-from scripts.maintain import timing  # noqa: E402
-from scripts.maintain.docs_tables import put  # noqa: E402
-
 PAGE = ROOT / "docs" / "results" / "timing-models.md"
 BENCHMARKS = ROOT / "docs" / "results" / "benchmarks"
 PRESETS = ROOT / "configs" / "bench.yaml"

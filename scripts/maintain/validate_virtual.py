@@ -23,21 +23,21 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from kvstore.messages.buckets import Parameter
+from odsgd.config.files import read_cluster
+from odsgd.lab.bench import models, systems
+from odsgd.lab.bench.systems import AUTO, OURS
+from odsgd.tools import piped
+from odsgd.training.step.emulated import FORWARD, steps
+from odsgd.virtual import times
+from odsgd.virtual.description import Draws, LayerTimes, Quantity, VirtualCluster
+from scripts.maintain.docs_tables import by_line, put
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-import numpy as np  # noqa: E402  (the path comes first)
-
-from kvstore.messages.buckets import Parameter  # noqa: E402
-from odsgd.config.files import read_cluster  # noqa: E402
-from odsgd.lab.bench import models, systems  # noqa: E402
-from odsgd.lab.bench.systems import AUTO, OURS  # noqa: E402
-from odsgd.tools import piped  # noqa: E402
-from odsgd.training.step.emulated import FORWARD, steps  # noqa: E402
-from odsgd.virtual import times  # noqa: E402
-from odsgd.virtual.description import Draws, LayerTimes, Quantity, VirtualCluster  # noqa: E402
-from scripts.maintain.docs_tables import by_line, put  # noqa: E402
-
 RESULTS = ROOT / "docs" / "results" / "benchmarks" / "virtual_2core_202611.json"
 TABLE = RESULTS.with_suffix(".md")
 PAGE = ROOT / "docs" / "how-to" / "virtual.md"
