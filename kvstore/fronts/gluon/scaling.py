@@ -9,7 +9,7 @@ an iteration, so the scales stay equal. Workers of an asynchronous job look, and
 """
 import math
 import types
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def saved(scaler: Any) -> Dict[str, float]:
     return {name: getattr(scaler, name) for name in KEPT}
 
 
-def restore(scaler: Any, state: Dict[str, float]) -> None:
-    """The inverse of `saved`."""
-    for name in KEPT:
+def restore(scaler: Any, state: Optional[Dict[str, float]]) -> None:
+    """The inverse of `saved`; None: nothing was."""
+    for name in KEPT if state is not None else ():
         setattr(scaler, name, state[name])

@@ -110,8 +110,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                               "hear of overflows; leave one of them out")
         self._scaler = scaler
         self._tell_scaler = scaling.take_over(scaler)
-        if self._saved_scale is not None:
-            scaling.restore(scaler, self._saved_scale)
+        scaling.restore(scaler, self._saved_scale)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
@@ -178,7 +177,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                 wraps.lane(self.session.recorder, lane)
             for key in {one.parameter.key for one in lane.keyed}:
                 self._lanes_of.setdefault(key, []).append(lane)
+        loaded = self._saved is not None
         self._open(lanes)
+        if loaded and not self._left_own():
+            raise ConfigError("at the first step the network holds others than this worker's saved weights: call "
+                              "load_state before broadcast, and set parameters from `local/NAME`")
         self._check_settings(optimizer)
         pulse.more["waited_s"] = waits.seconds_waited
 
@@ -262,7 +265,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         lane = self.lanes[0]
         segment, flat = lane.bucket.segments[0], self.session.w_local[lane.bucket.id].asnumpy()
         held = self._keyed[segment.parameter.key].weights[0].asnumpy().reshape(-1)[segment.start:segment.stop]
-        return np.array_equal(held, flat[segment.offset:segment.end].astype(held.dtype))
+        return np.array_equal(held, flat[segment.offset:segment.end].astype(held.dtype), equal_nan=True)
 
     def _agree_on_model(self) -> None:
         """Compare with the other workers all that must be the same, while a difference can still be named."""
@@ -422,7 +425,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         super().load_state(worker, server)
         self._saved_scale = worker[1].get("loss_scale")
-        if self._scaler is not None and self._saved_scale is not None:
+        if self._scaler is not None:
             scaling.restore(self._scaler, self._saved_scale)
 
     def _known(self, key: Any) -> Keyed:

@@ -265,6 +265,34 @@ def test_a_state_that_is_kept_does_not_change_while_training_goes_on() -> None:
     stage.run(work, stage.ring_worker)
 
 
+@pytest.mark.parametrize("when, refused", [("before", False), ("after", True), ("after, and weights are set", False)])
+def test_a_first_gradient_at_other_weights_than_the_saved_ones_is_refused(when: str, refused: bool) -> None:
+    def work(transport: Transport) -> None:
+        rank = transport.worker_rank
+        store = kvstore.create("diloco", transport, H=3)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25))
+        w = mx.nd.array(saved[rank][0][0]["local/w"])
+        if when == "before":
+            store.load_state(*saved[rank])
+        store.broadcast("w", w, w)
+        if when != "before":
+            store.load_state(*saved[rank])
+        if "set" in when:
+            w[:] = saved[rank][0][0]["local/w"]
+        if refused and rank:
+            with pytest.raises(ConfigError, match="at the first step the network holds others than this worker's"):
+                store.begin()
+        else:
+            store.begin()
+
+    def states(transport: Transport) -> Any:
+        store = stepped("diloco", transport, steps=2, H=3)
+        return store.worker_state(), store.server_state()
+
+    saved = Stage(2).run(states)
+    Stage(2).run(work)
+
+
 def test_states_of_another_form_are_refused_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "states"
     with open(file, "wb") as out:
