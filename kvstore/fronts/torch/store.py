@@ -4,12 +4,12 @@
     its weights            →  TensorLane.show                                before a module computes on them
 """
 import contextlib
-import dataclasses
 import functools
 import io
 import json
 import os
 import weakref
+from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
@@ -35,7 +35,6 @@ from kvstore.transports import gloo
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float16"}
 """What can be trained, as buckets have it: half precision of either kind travels in single."""
-
 
 _stores: "weakref.WeakValueDictionary[int, TorchStore]" = weakref.WeakValueDictionary()
 """The one that trains a parameter, by its id: a store keeps its parameters."""
@@ -252,10 +251,12 @@ class TorchStore(FrontEnd):
         self._counting, rates = self._counts(*rates[:self._groups])
         if self._counting:
             self.session.multiplied(self._counting)
-            step = self.session.next_step(rates[0], self.lr_local)
-            self._steps = [dataclasses.replace(step, lr=lr, lr_local=lr if self.lr_local is None or not lr else
-                                               step.lr_local) for lr in rates]  # with the rate 0 a group stands still
+            self._steps = self._by_group(self.session.next_step(rates[0], self.lr_local), rates)
         return bool(self._counting)
+
+    def _by_group(self, step: Step, rates: Sequence[float]) -> List[Step]:
+        """The step of each group of parameters, at its rate; with the rate 0 a group stands still."""
+        return [replace(step, lr=lr, lr_local=lr if self.lr_local is None or not lr else self.lr_local) for lr in rates]
 
     def send(self, lane: TensorLane) -> None:
         """Hand in one bucket's gradients: all buckets, in their order."""
@@ -352,10 +353,12 @@ class TorchStore(FrontEnd):
         return True
 
     def _exchange(self, lanes: Sequence[TensorLane], step: Step) -> None:
+        steps = self._by_group(step, self.optimizer._rates_now())
         before = [lane.weights(anew=False) for lane in lanes]
         for lane, x in zip(lanes, before):
             lane.add_rest(x)
-        after = [self.session.iterate_weights(lane.bucket, x, step) for lane, x in zip(lanes, before)]
+        after = [self.session.iterate_weights(one.bucket, x, steps[one.bucket.first.group])
+                 for one, x in zip(lanes, before)]
         for lane, x, w in zip(lanes, before, after):
             if w is not x:  # else the fragment was sent, and its answer is applied later
                 lane.show(w)

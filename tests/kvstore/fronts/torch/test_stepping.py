@@ -14,8 +14,11 @@ from kvstore.fronts import base  # noqa: E402
 from kvstore.fronts.torch.optimizer import GradScaler, Optimizer  # noqa: E402
 from kvstore.fronts.torch.store import create  # noqa: E402
 from kvstore.messages import finite  # noqa: E402
+from kvstore.methods import register_method  # noqa: E402
+from kvstore.methods.contract import Worker  # noqa: E402
+from kvstore.methods.diloco import DiLoCo  # noqa: E402
 from kvstore.transports.in_process import Stage  # noqa: E402
-from tests import paper  # noqa: E402
+from tests import methods, paper  # noqa: E402
 
 OUTER = {"H": 3, "lr_outer": 0.5, "momentum_outer": 0.5}
 WAYS = ["worker", "ring_worker", "sharded_worker"]
@@ -494,3 +497,38 @@ def test_a_joiner_leaves_out_the_step_at_its_own_weights_alone(monkeypatch: pyte
         return [stepped(net, optimizer, -1.0) for _ in range(3)]
 
     assert Stage(1).run(train) == [[0.0, 1.0, 2.0]]
+
+
+class Pulling(Worker):
+    def iterate(self, x: Any, step: Any) -> Any:
+        assert step.lr_local == step.lr
+        return x - step.lr * (x - self.last_exchange.result())
+
+
+class Proximal(DiLoCo):
+    """After each step of the script's a step back towards W_0, at the same rate."""
+
+    name, worker = "proximal", Pulling
+
+
+def test_a_method_that_takes_weights_is_told_each_groups_rate_of_now() -> None:
+    """g = 1: x <- x - lr, then x <- x - lr (x - 1)."""
+    def train(transport: Any) -> Any:
+        net = torch.nn.Linear(1, 1)
+        for one in net.parameters():
+            torch.nn.init.ones_(one)
+        groups = [{"params": [net.weight], "lr": 0.5}, {"params": [net.bias], "lr": 0.25}]
+        optimizer = Optimizer(torch.optim.SGD(groups), net, create("proximal", transport, H=1))
+        path = []
+        for _ in range(2):
+            for one in net.parameters():
+                one.grad = torch.ones_like(one)
+            optimizer.step()
+            path.append([float(one.detach()) for one in net.parameters()])
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+        return path
+
+    with methods.as_they_were():
+        register_method(Proximal)
+        assert Stage(1).run(train) == [[[0.75, 0.8125], [0.625, 0.7265625]]]
