@@ -210,7 +210,7 @@ def names(optimizer: Optimizer, keys: Dict[int, Any]) -> Dict[int, str]:
     """What MXNet's optimizer knows the parameter of a bucket as, by the bucket: LARS leaves out those that end in bias.
     A Module's keys are names; a Gluon Trainer's are numbers, and it gives none.
     """
-    given = optimizer.idx2name
+    given = getattr(optimizer, "idx2name", {})  # an own formula has none
     return {bucket: given.get(key, key) for bucket, key in keys.items() if key in given or isinstance(key, str)}
 
 

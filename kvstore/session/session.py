@@ -229,8 +229,8 @@ class Session:
             return None
         multipliers = self.local_optimizer.lr_mult, self.local_optimizer.wd_mult
         multipliers[0][bucket.id], multipliers[1][bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
-        for number, known_as in optimizers.names(self.optimizer, {bucket.id: bucket.first.key}).items():
-            self.local_optimizer.idx2name[number] = known_as
+        if not optimizers.elementwise(self.local_optimizer):  # it asks for names
+            self.local_optimizer.idx2name.update(optimizers.names(self.optimizer, {bucket.id: bucket.first.key}))
         step = self.local_steps[bucket.id] = QueuedOptimizer(self.local_optimizer, bucket.id, bucket.shape)
         step.start(w)
         if self.method.options.on_nan == "skip":
