@@ -28,9 +28,9 @@ class Step:
     t: int
     lr: float  # the trainer's, for the global weights
     lr_local: float  # for a worker's own steps; the trainer's, unless `lr_local` says otherwise
-    counts: float = 1.0  # where weights are taken: M / the workers that had data since the exchange before
-    samples: float = 1.0  # the same: examples of this worker in an iteration, the mean since it sent last
-    joined: bool = False  # the same: this worker's data have ended, and it takes no steps
+    counts: float = 1.0  # M / the workers that have data; where weights are taken, that had since the exchange before
+    samples: float = 1.0  # this worker's examples in the iteration; where weights are taken, their mean since it sent
+    joined: bool = False  # this worker's data have ended: its gradient is 0, and it takes no steps
 
 
 class Update:

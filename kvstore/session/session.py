@@ -73,7 +73,7 @@ class Session:
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
         self.samples = 1.0  # examples that an iteration of this worker has, where it is known
         self.counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
-        """What the gradients of the last iterations, as many as a round has, were multiplied by."""
+        """What the gradients of the last iterations, as many as a round has so far, were multiplied by."""
         self.sampled: Deque[float] = deque(maxlen=self.counted.maxlen)
         """Examples that these iterations had."""
         self.local_optimizer: Optional[Optimizer] = None
@@ -308,7 +308,8 @@ class Session:
 
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
         """The next iteration begins; `lr_local` None: as `lr`."""
-        self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
+        self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local,
+                         self.counted[-1] if self.counted else 1.0, self.samples, self.joined)
         self.sampled.append(self.samples)
         self.transport.iteration = self.step.t
         pulse.moved(self.iteration)
@@ -366,19 +367,27 @@ class Session:
         method, own = self.method, self._own_options
         return [one for one in range(method.fragments(own)) if method.due(own, self.step.t, one)]
 
+    @property
+    def _sends_at_once(self) -> bool:
+        return self.method.fragments(self._own_options) == 1
+
     def unsent(self) -> Tuple[int, int]:
         """Steps of this worker since it sent last, and from one exchange to the next."""
-        own = self._own_options
-        at_once = self.method.fragments(own) == 1  # else some always lack steps
-        lacks = at_once and (self.method.takes == "weights" or self.method.asynchronous)  # sasgd adds up what is unsent
-        every = self.method.intervals(own)[0] if lacks else 1
-        return self.step.t % every, every
+        every = self.method.intervals(self._own_options)[0]
+        if self.method.takes == "weights":
+            return len(self.sampled) if self._sends_at_once else 0, every  # else some always lack steps
+        return self.step.t % every if self.method.asynchronous else 0, every  # sasgd adds up what is unsent
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
         """The same where the method takes weights and its turn has come: `x` are this worker's."""
-        step = dataclasses.replace(step, counts=min(self.counted, default=1.0), joined=self.joined,
+        step = dataclasses.replace(step, counts=min(self.counted, default=1.0),
                                    samples=sum(self.sampled) / len(self.sampled))
-        w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(x, step)
+        worker = self.workers[bucket.id]
+        before = worker.last_exchange
+        w = self.w_local[bucket.id] = worker.iterate(x, step)
+        if worker.last_exchange is not before and self._sends_at_once and bucket is self.buckets[-1]:
+            self.counted.clear()  # another round begins
+            self.sampled.clear()
         return w
 
     # -- of all workers ------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, DivergedError
 from kvstore.messages.seam import Saved
 from kvstore.methods.async_diloco import AsyncDiLoCo
+from kvstore.methods.contract import Worker
+from kvstore.methods.diloco import DiLoCo
 from kvstore.transports.in_process import Stage
 from tests import paper
 
@@ -313,6 +315,39 @@ def test_a_round_is_the_mean_over_the_workers_that_took_a_step_in_it(way: str) -
                 uneven="join")
     assert [float(final[0]) for _, final, _ in ways] == [1.23291015625] * 2
     np.testing.assert_array_equal(ways[0][0][[2, 4, 6], 0], [2.6875, 1.97265625, 1.23291015625])
+
+
+class Turns(Worker):
+    def iterate(self, x: Any, step: Any) -> Any:
+        moved = step.counts * (self.last_exchange.result() - x)
+        self.last_exchange = self.weights_holder.exchange(self.bucket, moved, 1.0)
+        return self.last_exchange.result()
+
+
+class PostLocal(DiLoCo):
+    """An exchange in every step until the sixth, then in every fourth."""
+
+    name, worker = "post_local", Turns
+
+    @classmethod
+    def due(cls, options: Any, t: int, fragment: int) -> bool:
+        return t <= 6 or t % 4 == 0
+
+
+@pytest.mark.usefixtures("own_methods")
+@pytest.mark.parametrize("steps, lacks", [(5, 0), (7, 1)])
+def test_a_round_begins_where_a_method_has_sent_and_not_where_its_interval_says(steps: int, lacks: int,
+                                                                                capfd: Any) -> None:
+    """g = 1, inner rate 1/2: a step moves W by 1/2, also once worker 1's data have ended, and after a restart."""
+    kvstore.register_method(PostLocal)
+    options: Any = {"H": 4, "lr_outer": 1.0, "momentum_outer": 0.0, "uneven": "join"}
+    w_0 = np.full(1, 4, np.float32)
+    ways = walk("post_local", 2, [steps, 2], lambda m, t, w: w ** 0, w_0, 0.5, **options)
+    np.testing.assert_array_equal(ways[0][0][:steps, 0], w_0 - np.arange(steps) / 2)
+    assert capfd.readouterr().err.count(f"nothing of the {lacks} steps since") == (lacks > 0)
+    states = [(states[0], ways[0][2][1] if m == 0 else None) for m, (_, _, states) in enumerate(ways)]
+    walk("post_local", 2, [0, 0], lambda m, t, w: w ** 0, w_0, 0.5, states=states, **options)
+    assert capfd.readouterr().err.count(f"nothing of the {lacks} steps since") == (lacks > 0)
 
 
 @pytest.mark.parametrize("way", WAYS)

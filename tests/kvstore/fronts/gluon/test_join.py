@@ -8,7 +8,9 @@ import kvstore
 from kvstore import ConfigError, ProtocolError
 from kvstore.engine._mxnet import mx
 from kvstore.fronts.gluon.store import Store
+from kvstore.methods.sync import SSGD, Synchronous
 from kvstore.transports.in_process import Stage
+from tests import methods
 from tests.kvstore.fronts.uneven import LENGTHS, LR_LOCAL, TARGETS, W_0, by_numpy, lr
 
 
@@ -63,6 +65,38 @@ def test_a_worker_may_have_no_data_at_all() -> None:
         return float(w.asscalar())
 
     assert Stage(2).run(work) == [0.5, 0.5]
+
+
+class Clipping(Synchronous):
+    """Sends no gradient of its own above 0.125."""
+
+    def iterate(self, grad: Any, step: Any) -> Any:
+        own = mx.nd.clip(grad / step.counts, -0.125, 0.125)
+        assert own.asscalar() == (0 if step.joined else 0.125)
+        return super().iterate(own * step.counts, step)
+
+
+class Clipped(SSGD):
+    name, worker = "clipped", Clipping
+
+
+def test_a_method_is_told_by_what_a_gradient_was_multiplied() -> None:
+    def work(transport: Any) -> List[float]:
+        store = kvstore.create("clipped", transport, uneven="join")
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+        w = mx.nd.array([W_0])
+        store.broadcast("w", w, w)
+        seen = []
+        for _ in range(4 - 2 * store.rank):
+            store.pushpull("w", mx.nd.array([10.0]), w)
+            seen.append(W_0 - w.asscalar())
+        store.join()
+        store.close()
+        return seen
+
+    with methods.as_they_were():
+        kvstore.register_method(Clipped)
+        assert Stage(2).run(work) == [[0.125, 0.25, 0.375, 0.5], [0.125, 0.25]]
 
 
 def test_asking_for_a_state_that_all_share_joins_first() -> None:
