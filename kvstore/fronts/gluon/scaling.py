@@ -102,5 +102,6 @@ def saved(scaler: Any) -> Dict[str, float]:
 
 def restore(scaler: Any, state: Optional[Dict[str, float]]) -> None:
     """The inverse of `saved`; None: nothing was."""
-    for name in KEPT if state is not None else ():
-        setattr(scaler, name, state[name])
+    if state is not None:
+        for name in KEPT:
+            setattr(scaler, name, state[name])
