@@ -19,6 +19,7 @@ from kvstore.messages.buckets import Bucket
 from kvstore.messages.header import Header
 from kvstore.messages.seam import Array, GlobalWeights, Pending, TrafficSettings
 from kvstore.methods.common import CodedOptions, Options
+from kvstore.state import declared
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Worker:
 
     def __post_init__(self, w_local: Array) -> None:
         self.start(w_local)
+        declared.check(self, w_local)
 
     def start(self, w: Array) -> None:
         """Make the arrays; `w` are the weights that the first gradient is taken at."""

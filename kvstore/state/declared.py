@@ -5,7 +5,7 @@ from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.messages.seam import Array, Pending
 
 
@@ -24,9 +24,32 @@ def arrays_of(owner: Any) -> Dict[str, Array]:
     return {name: one.result() if isinstance(one, Pending) else one for name, one in found.items()}
 
 
+def check(owner: Any, like: Array) -> None:
+    """ConfigError if it has an array such as `like` by a name that is neither declared nor begins with `_`."""
+    for name, value in vars(owner).items():
+        told = name in owner.arrays or name.startswith("_")
+        if not told and isinstance(value, type(like)) and value.shape == like.shape:
+            raise ConfigError(f"{type(owner).__name__} has an array in `{name}`, which no checkpoint would keep; "
+                              f"declare it in its `arrays`, or call it `_{name}` if nothing of it lasts")
+
+
 def saved(owner: Any) -> Tuple[Dict[str, Array], Dict[str, Any]]:
-    """The declared arrays, and the declared facts, which are JSON as they are."""
-    return arrays_of(owner), {name: copy.deepcopy(getattr(owner, name)) for name in owner.facts}
+    """The declared arrays, and the declared facts as JSON has them."""
+    return arrays_of(owner), {name: _plain(getattr(owner, name), f"{type(owner).__name__}.{name}")
+                              for name in owner.facts}
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A copy of a fact as JSON has it."""
+    if isinstance(value, dict):
+        return {_plain(key, where): _plain(one, where) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, where) for one in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, (str, int, float, type(None))):
+        raise ConfigError(f"fact {where}: expected numbers, text, lists or dictionaries of them, got "
+                          f"`{shown(value)}`; arrays are declared in `arrays`")
+    return value
 
 
 def restore(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array) -> None:

@@ -60,7 +60,9 @@ class Entry:
             self.optimizer.start(stored[:self.size])
         if not self._rule_began:
             self._rule_began = True
-            self.rule.start(engine.memory(stored[:self.size]))
+            w = engine.memory(stored[:self.size])
+            self.rule.start(w)
+            declared.check(self.rule, w)
             if self._resumed is not None:
                 declared.restore(self.rule, *self._resumed, np.zeros(self.size, np.float32))
 

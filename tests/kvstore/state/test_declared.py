@@ -6,11 +6,14 @@ from typing import Any, ClassVar, Deque, Dict, List
 import numpy as np
 import pytest
 
+import kvstore
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import Pending
 from kvstore.methods.contract import Rule, Worker
+from kvstore.methods.sync import SSGD
 from kvstore.state import declared
+from kvstore.transports.in_process import Stage
 
 
 class Pipeline(Worker):
@@ -105,3 +108,33 @@ def test_an_array_of_an_optimizer_keeps_its_shape() -> None:
 def test_what_is_kept_has_the_names_of_the_declaration_and_no_others() -> None:
     found: Dict[str, Any] = declared.arrays_of(Pipeline(3))
     assert list(found) == ["v"] and list(declared.saved(Pipeline(3))[1]) == ["rates", "seen"]
+
+
+@pytest.mark.parametrize("side", ["worker", "rule"])
+def test_an_array_that_is_not_declared_is_told_before_a_checkpoint_lacks_it(
+        side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Remembers(getattr(SSGD, side)):  # type: ignore[misc]
+        def start(self, w: Any) -> None:
+            self.v, self._scratch = w.copy(), w.copy()
+
+    monkeypatch.setattr(SSGD, side, Remembers)
+
+    def step() -> None:
+        store, w = kvstore.create("ssgd", Stage(1).worker(0)), mx.nd.ones(3)
+        store.set_optimizer(mx.optimizer.SGD())
+        store.broadcast("w", w, w)
+        store.pushpull("w", w, w)
+
+    with pytest.raises(ConfigError, match="Remembers has an array in `v`, which no checkpoint would keep; declare it"):
+        step()
+    monkeypatch.setattr(Remembers, "arrays", {"v": "momentum"})
+    step()
+
+
+def test_a_fact_may_be_numpys_number_and_one_that_json_lacks_is_named() -> None:
+    rule = Counting(2)
+    rule.version, rule.staleness = np.int64(9), {"0 3": np.float32(0.5)}  # type: ignore[assignment,dict-item]
+    assert saved(rule)[1] == {"version": 9, "staleness": {"0 3": 0.5}}
+    rule.staleness["sum"] = np.ones(2)  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"fact Counting\.staleness: expected numbers, text, .*; arrays are declared"):
+        saved(rule)
