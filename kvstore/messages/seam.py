@@ -24,7 +24,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from kvstore.errors import ProtocolError
+from kvstore.errors import ConfigError, ProtocolError
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import THRESHOLD
 from kvstore.messages.finite import SAMPLE, Check, check, names
@@ -178,6 +178,7 @@ class GlobalWeights:
     """What holds the global weights and their optimizer: servers, every worker for itself, or all of them together."""
 
     state_is_shared = False  # whether `exporting` is collective: every worker has a part
+    adds = False  # whether workers have asked for sums, so that they alone know W
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
         """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
@@ -195,6 +196,14 @@ class GlobalWeights:
         In a synchronous job of servers the rate of worker 0 counts.
         """
         raise NotImplementedError
+
+    def allreduce(self, bucket: Bucket, array: Array, lr: float) -> Pending:
+        """The sum of every worker's `array`, which is as long as the bucket; on a ring.
+
+        `lr`: the rate at which it will move the global weights. It must be the same on all workers, see `check`.
+        """
+        raise ConfigError("a worker asks for an `allreduce`, which only a ring has; let its method have "
+                          "`transports = (\"ring\",)`, or call `exchange`")
 
     def room(self, bucket: Bucket) -> Optional[Array]:
         """An array from which the next `exchange` sends without a copy, for a gradient that ends with it; None: none.
@@ -225,14 +234,7 @@ class GlobalWeights:
 
 
 class Replicated(GlobalWeights):
-    """Global weights on a ring, where every worker holds them and may apply the sums itself."""
-
-    def allreduce(self, bucket: Bucket, array: Array, lr: float) -> Pending:
-        """The sum of every worker's `array`, which is as long as the bucket.
-
-        `lr`: the rate at which it will move the global weights. It must be the same on all workers, see `check`.
-        """
-        raise NotImplementedError
+    """Global weights on a ring, where every worker holds them and may apply the sums itself: it has `allreduce`."""
 
 
 class Servers(Transport, GlobalWeights):

@@ -103,6 +103,9 @@ class Worker:
 
     def global_weights(self, step: Step) -> Array:
         """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing in flight."""
+        if self.weights_holder.adds:
+            raise ConfigError(f"{type(self).__name__} calls `allreduce`, which brings sums and no weights, and does "
+                              "not say what the global weights are; write its `global_weights(step)`")
         return self.last_exchange.result()
 
     def replaced(self, lr: float) -> None:

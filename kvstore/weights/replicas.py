@@ -132,6 +132,10 @@ class Replicas(WeightsOnWorkers, Replicated):
         return self._rooms.get(bucket.id)
 
     def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
+        self.adds = True
+        return self._sum(bucket, array, lr)
+
+    def _sum(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
         self.note(lr)
         room, asked = self._rooms.pop(bucket.id, None), self._asked[bucket.id]
         total = self.ring.allreduce(bucket, array, self._sums[bucket.id].next() if room is None else room)
@@ -144,6 +148,6 @@ class Replicas(WeightsOnWorkers, Replicated):
         # In one process `result` makes U read the sum before, whose array the next one takes.
         w, after = self._last_exchange[bucket.id].result(), self._weights[bucket.id].next()
         update = self.updates[bucket.id]
-        self._last_exchange[bucket.id] = self.allreduce(bucket, grad, lr).then(
+        self._last_exchange[bucket.id] = self._sum(bucket, grad, lr).then(
             lambda total: update(w, total, lr, self.gradient_weight, out=after))
         return self._last_exchange[bucket.id]

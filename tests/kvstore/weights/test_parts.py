@@ -1,7 +1,7 @@
 """Weights on workers: who updates what of parts and keeps what of U's state; how long a ring's sums last."""
 import dataclasses
 import gc
-from typing import Dict, List, Tuple
+from typing import Any, ClassVar, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -9,10 +9,12 @@ import pytest
 import kvstore
 from kvstore import methods
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ProtocolError
+from kvstore.errors import ConfigError, ProtocolError
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.seam import Saved, TrafficSettings, Transport
+from kvstore.methods.contract import Step, Worker
 from kvstore.methods.pipelined import PipeSGD
+from kvstore.methods.sync import SSGD
 from kvstore.transports.in_process import Stage
 from kvstore.transports.rounds import Round
 from kvstore.transports.sharded import cuts, part
@@ -132,3 +134,36 @@ def test_a_sum_that_is_read_when_its_array_is_in_use_again_is_an_error(monkeypat
     stage = Stage(2)
     with pytest.raises(ProtocolError, match=r"the result of an `allreduce` is read too late, .* a larger `depth`"):
         stage.run(work, stage.ring_worker)
+
+
+class AddsAlone(Worker):
+    """Does not say what the global weights are."""
+
+    def iterate(self, grad: Any, step: Step) -> Any:
+        return self.weights_holder.allreduce(self.bucket, grad, step.lr).result()
+
+
+class Adding(SSGD):
+    name = "adding"
+    worker = AddsAlone
+    transports: ClassVar = ("server", "ring", "sharded")
+
+
+@pytest.mark.parametrize("kind, said", [
+    ("worker", "which only a ring has"), ("sharded_worker", "which only a ring has"),
+    ("ring_worker", r"AddsAlone calls `allreduce`, .*; write its `global_weights\(step\)`")])
+def test_a_sum_is_had_of_a_ring_and_is_not_taken_for_weights(kind: str, said: str,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "adding", Adding)
+
+    def work(transport: Transport) -> None:
+        store, w = kvstore.create("adding", transport), mx.nd.ones(3)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+        store.broadcast(0, w, w)
+        store.pushpull(0, mx.nd.ones(3), out=w)
+        with store.global_weights():
+            """It would be a sum."""
+
+    stage = Stage(2)
+    with pytest.raises(ConfigError, match=said):
+        stage.run(work, getattr(stage, kind))
