@@ -131,8 +131,8 @@ class Rule:
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if "receive" in vars(cls) and "by_element" not in vars(cls):
-            cls.by_element = False
+        for name in {"by_element", "skip"} - set(vars(cls)) if "receive" in vars(cls) else ():
+            setattr(cls, name, getattr(Rule, name))
 
     def __init__(self, index: int, options: Any, num_workers: int, update: Update) -> None:
         self.index, self.options, self.num_workers, self.update = index, options, num_workers, update
@@ -146,9 +146,9 @@ class Rule:
         raise NotImplementedError
 
     def skip(self, header: Header, w: np.ndarray) -> None:
-        """In place of `receive`, where what was pushed is not finite and is left out: the answer is `w` as it is."""
-        raise ConfigError(f"on_nan `skip`: {type(self).__name__} does not say what a push that is left out is to it; "
-                          "write its `skip`, or take another on_nan")
+        """In place of `receive`, where what was pushed is not finite and is left out: the answer is `w` as it is. Not
+        inherited: a class that defines `receive` declares it again. Without one there is no on_nan `skip`."""
+        raise NotImplementedError
 
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
         """A worker has fetched with `end_round`. Updates `w` if its round can end now, and returns whether `w` answers

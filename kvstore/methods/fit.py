@@ -5,7 +5,8 @@ from kvstore.errors import ConfigError, shown, unknown
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from kvstore.messages.seam import KINDS, Transport, kind_of
 from kvstore.methods.common import CodedOptions, Options
-from kvstore.methods.contract import Method
+from kvstore.methods.contract import Method, Rule
+from kvstore.methods.form import SERVED
 
 NOT_FINITE = ("none", "float16", "bfloat16", "truncate")
 """Codecs that pass NaN and infinity through unchanged."""
@@ -78,6 +79,9 @@ def check(method: Type[Method], options: Any, kind: str) -> None:
         where = "on transport `sharded`, whose workers each see a part" if kind == "sharded" else \
             f"with codec `{codec}`, which knows finite numbers alone (others: {', '.join(NOT_FINITE)})"
         raise ConfigError(f"on_nan `skip` does not go {where}; take `stop`")
+    if options.on_nan == "skip" and kind in SERVED and method.rule.skip is Rule.skip:
+        raise ConfigError(f"on_nan `skip`: {method.rule.__name__} does not say what a push that is left out is to it; "
+                          "write its `skip` (a `receive` of its own needs one), or take another on_nan")
     if kind == "ring" and codec not in WITHOUT_RESIDUAL:
         raise ConfigError(f"codec `{codec}` needs servers: a ring encodes sums anew at every hop, and nobody keeps "
                           f"what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")

@@ -7,6 +7,8 @@ import pytest
 import kvstore
 from kvstore import methods
 from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.methods import fit
 from kvstore.methods.sync import SSGD, Synchronous, SyncRule
 from kvstore.transports.in_process import Stage
 
@@ -47,3 +49,22 @@ def test_a_rule_with_lines_of_its_own_does_not_inherit_that_it_looks_at_elements
             """Nothing."""
 
     assert SyncRule.by_element and not Clipped.by_element
+
+
+def test_nor_that_it_knows_what_a_push_that_is_left_out_is_to_it() -> None:
+    class Clipped(SyncRule):
+        def receive(self, header: Any, total: np.ndarray, w: np.ndarray) -> None:
+            """Nothing."""
+
+    class Knows(Clipped):
+        skip = SyncRule.skip
+
+    class Clipping(SSGD):
+        rule = Clipped
+
+    options = Clipping.Options(on_nan="skip")
+    with pytest.raises(ConfigError, match="Clipped does not say what a push that is left out is to it"):
+        fit.check(Clipping, options, "server")
+    fit.check(Clipping, options, "ring")
+    Clipping.rule = Knows
+    fit.check(Clipping, options, "server")
