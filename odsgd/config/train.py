@@ -267,6 +267,10 @@ class TrainConfig(TrainOptions):
                 raise unknown("option", key, [*option_fields()], listed="`odsgd train --help` lists all")
             if key not in self.method.option_names():
                 raise self._no_meaning(key, methods.takers(key), asked)
+        taken = sorted({*TrainOptions.__dataclass_fields__} & {*self.method.option_names()})
+        if taken:
+            raise ConfigError(f"option {taken[0]} of kvstore `{asked}` is one of `odsgd train`'s own; give it another "
+                              f"name in {algorithms.where(self.method)}")
         self._set("options", self.method.Options(**given))
         either = [store for store, method in algorithms.METHODS.items() if len(method.transports) > 1]
         if self.kvstore in either:

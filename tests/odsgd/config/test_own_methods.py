@@ -93,6 +93,14 @@ def test_a_wrong_option_is_one_line_that_names_it(file: Path, flags: list, said:
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_an_option_by_a_name_of_the_trainers_is_refused(tmp_path: Path) -> None:
+    with methods.as_they_were():
+        path = methods.write(tmp_path, methods.HALVED.replace("sent_part", "momentum"))
+        with pytest.raises(ConfigError, match="option momentum of kvstore `halved` is one of `odsgd train`'s own; give "
+                                              f"it another name in {path}:Halved"):
+            TrainConfig.from_flags(["--method-file", str(path), "--momentum", "0.5"])
+
+
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig.from_flags(["--method-file", f"{tmp_path}/no.py"])
