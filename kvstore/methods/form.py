@@ -28,6 +28,9 @@ def _mistakes(method: Type[Method]) -> Iterator[str]:
     options: Any = method.Options
     if not (isinstance(options, type) and issubclass(options, Options) and dataclasses.is_dataclass(options)):
         yield "Options is not a dataclass of options; write `@dataclass(frozen=True) class Options(common.Options)`"
+    for field in dataclasses.fields(options):
+        if "kind" not in field.metadata:
+            yield f"option `{field.name}` has no kind and help; write `{field.name}: ... = option(DEFAULT, KIND, HELP)`"
     transports: Any = method.transports
     if not isinstance(transports, tuple) or not transports or not set(transports) <= TRANSPORTS:
         yield (f"transports are {shown(transports)}; expected a tuple of some of server, ring, sharded, as "

@@ -220,6 +220,8 @@ MISTAKES = {
     "takes = 'weight'": "takes is weight; expected gradients or weights",
     "takes = 'weights'": "takes = \"weights\" and `outer_sgd` go together",
     "Options = dict": "Options is not a dataclass of options",
+    "Options = __import__('dataclasses').make_dataclass('Options', [('period', int, 4)], bases=(SSGD.Options,), "
+    "frozen=True)": "option `period` has no kind and help; write `period: ... = option",
     "name = 3": "the method has no name",
 }
 OF_A_WORKER = {
