@@ -12,9 +12,9 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.seam import Saved, TrafficSettings, Transport
-from kvstore.methods.contract import Step, Worker
+from kvstore.methods.contract import Step
 from kvstore.methods.pipelined import PipeSGD
-from kvstore.methods.sync import SSGD
+from kvstore.methods.sync import SSGD, Synchronous
 from kvstore.transports.in_process import Stage
 from kvstore.transports.rounds import Round
 from kvstore.transports.sharded import cuts, part
@@ -136,7 +136,7 @@ def test_a_sum_that_is_read_when_its_array_is_in_use_again_is_an_error(monkeypat
         stage.run(work, stage.ring_worker)
 
 
-class AddsAlone(Worker):
+class AddsAlone(Synchronous):
     """Does not say what the global weights are."""
 
     def iterate(self, grad: Any, step: Step) -> Any:
