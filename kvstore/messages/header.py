@@ -70,25 +70,20 @@ def number_of(header: np.ndarray) -> int:
 # -- beside buckets: sums and answers --------------------------------------------------------------------------------
 
 SUM_SIZES = (1024, 32 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
-LENGTH_UNIT = 256  # a length travels as two floats, which add up exactly over 4096 workers
 
 
-def sum_message(part: np.ndarray, size: int, round_id: int, worker_rank: int) -> np.ndarray:
-    """A push of at most `size` floats: ``[ part … | round | length % 256 | length // 256 | rank ]``.
+def sum_message(part: np.ndarray, size: int, number: int, worker_rank: int) -> np.ndarray:
+    """A push of at most `size` floats: ``[ part … | number % 4096 | number // 4096 | 0 | rank ]``.
 
+    In a synchronous job the number is the part's length: the answer has the sum of all workers', exact over 4096 of
+    them. In an asynchronous one it is the round; the answer is the last sum that is complete, with its own round. There
     FETCH for the rank only asks.
-
-    The answer is ``[ sum … | its round | … ]``, of the last sum that is complete.
     """
     pushed = np.zeros(size + HEADER, np.float32)
     pushed[:part.size] = part
-    pushed[-HEADER:] = round_id, part.size % LENGTH_UNIT, part.size // LENGTH_UNIT, worker_rank
+    pushed[-HEADER:] = numbered(number)
+    pushed[-1] = worker_rank
     return pushed
-
-
-def sum_of_lengths(answer: np.ndarray) -> int:
-    """How many floats all workers together have pushed to the sum of a synchronous job."""
-    return int(answer[1 - HEADER]) + LENGTH_UNIT * int(answer[2 - HEADER])
 
 
 # A server's answer array holds raw bits: the worker that asked, which piece, how long the whole is, and the piece.

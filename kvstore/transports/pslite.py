@@ -26,10 +26,10 @@ from kvstore.messages.header import (
     FETCH,
     HEADER,
     SUM_SIZES,
+    number_of,
     pieces,
     read_piece,
     sum_message,
-    sum_of_lengths,
 )
 from kvstore.transports.joining import Answers, Joined
 from kvstore.transports.servers import ParameterServers
@@ -92,17 +92,18 @@ class Connection(Joined):
         self._sums[size].rotate()  # the keys of a size are used in turn
         key = self._sums[size][0]
         self._rounds[key] += 1
-        pushed = self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
+        number = part.size if self.synchronous else self._rounds[key]
+        pushed = self._push_sum(key, sum_message(part, size, number, self.worker_rank))
         return partial(self._take_sum, key, size, part.size, pushed)
 
     def _take_sum(self, key: int, size: int, length: int, pushed: NDArray) -> np.ndarray:
         answer: np.ndarray = pushed.asnumpy()
-        lengths = sum_of_lengths(answer)
+        lengths = number_of(answer[-HEADER:])
         if self.synchronous and lengths != self.num_workers * length:  # MXNet adds up whatever comes
             raise ProtocolError(f"worker {self.worker_rank} adds up {length} numbers, and all {self.num_workers} "
                                 f"workers together {lengths}; all make the same collective calls, in the same order")
         pause_s = 0.0
-        while not self.synchronous and answer[-HEADER] != self._rounds[key]:
+        while not self.synchronous and number_of(answer[-HEADER:]) != self._rounds[key]:
             pause_s = min(pause_s + 0.001, 0.02)
             time.sleep(pause_s)
             answer = self._push_sum(key, sum_message(answer[:0], size, self._rounds[key], FETCH)).asnumpy()

@@ -13,7 +13,7 @@ from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ProtocolError
 from kvstore.job import environment
-from kvstore.messages.header import FETCH, HEADER
+from kvstore.messages.header import FETCH, HEADER, number_of, numbered
 
 
 class OrderedSums:
@@ -64,6 +64,6 @@ class CollectiveSum:
         """Take the worker's part; a FETCH brings none. `stored` holds the last sum that is complete, and its round."""
         part, told = engine.memory(pushed), engine.memory(stored)
         if part[-1] != FETCH:
-            self._sums.add(int(part[-1]), int(part[-HEADER]), part[:-HEADER].copy())
+            self._sums.add(int(part[-1]), number_of(part[-HEADER:]), part[:-HEADER].copy())
         for round_id, _, total in self._sums.take():
-            told[:-HEADER], told[-HEADER] = total, round_id
+            told[:-HEADER], told[-HEADER:] = total, numbered(round_id)

@@ -12,12 +12,13 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Keys, Parameter
-from kvstore.messages.header import ANSWER_FLOATS, pack_piece, pieces, read_piece
+from kvstore.messages.header import ANSWER_FLOATS, HEADER, pack_piece, pieces, read_piece
 from kvstore.messages.seam import Setup, State, TrafficSettings
 from kvstore.methods import where
 from kvstore.methods.delayed import ODSGD
 from kvstore.state.npz import to_bytes
 from kvstore.transports import joining, pslite, sizing, sockets
+from kvstore.weights.servers.sums import CollectiveSum
 
 
 class Servers:
@@ -113,6 +114,29 @@ def test_a_store_waits_as_long_as_it_says_itself_whatever_another_does_meanwhile
     job.native.between = other
     np.testing.assert_array_equal(patient.total(np.arange(40)), np.arange(40))
     assert waits == [30, *[600] * 5]
+
+
+class AsynchronousServer:
+    """MXNet's connection of the only worker to a server that has one key of sums, and has answered so many."""
+
+    def __init__(self, rounds: int) -> None:
+        self.sum, self.stored, self.asked = CollectiveSum(1), mx.nd.zeros(8 + HEADER), 0
+        self.sum._sums._next += rounds
+
+    def pushpull(self, key: int, value: NDArray, out: NDArray) -> None:
+        self.asked += 1
+        assert self.asked <= 9, "the worker asks for ever"
+        self.sum.receive(value, self.stored)
+        self.stored.copyto(out)
+
+
+@pytest.mark.parametrize("rounds", [4094, 2 ** 24 - 3])
+def test_sums_of_an_asynchronous_job_are_told_apart_however_many_there_were(rounds: int) -> None:
+    job = object.__new__(pslite.Connection)
+    job.worker_rank, job.num_workers, job.synchronous, job.native = 0, 1, False, AsynchronousServer(rounds)
+    job._sums, job._rounds = {8: collections.deque([0])}, collections.defaultdict(int, {0: rounds})
+    for part in np.arange(9, dtype=np.float32):
+        assert job._ask_sum(part.reshape(1))()[0] == part
 
 
 def test_what_servers_would_refuse_is_refused_by_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kvstore.engine import engine
-from kvstore.messages.header import FETCH, HEADER, sum_message, sum_of_lengths
+from kvstore.messages.header import FETCH, HEADER, number_of, sum_message
 from kvstore.weights.servers.sums import CollectiveSum
 
 
@@ -27,8 +27,8 @@ def test_a_sum_that_has_been_told_stays_as_it_was(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("workers, length", [(2, 1), (600, 28_939), (4096, 32_767)])
 def test_the_lengths_of_all_workers_add_up_exactly_in_floats(workers: int, length: int) -> None:
-    pushed = sum_message(np.zeros(length, np.float32), length, 1, 0)
+    pushed = sum_message(np.zeros(length, np.float32), length, length, 0)
     total = pushed.copy()
     for _ in range(workers - 1):
         total[-HEADER:] += pushed[-HEADER:]
-    assert sum_of_lengths(total) == workers * length
+    assert number_of(total[-HEADER:]) == workers * length
