@@ -94,22 +94,24 @@ class Bucket:
 class Keys:
     """Numbers for the wire such that MXNet sends each to the server it is meant for.
 
-    MXNet sends key k to server (k * 9973) % num_servers, in 32-bit arithmetic: past key 215,000 it would
+    MXNet sends key k to server (k * 9973) % num_servers, in 32-bit arithmetic: from key LIMIT on it would
     overflow. One instance serves all stores of a process, so that two trainers never share a number.
     """
 
     LIMIT = 2 ** 31 // 9973
 
-    def __init__(self, num_servers: int) -> None:
-        self.num_servers = num_servers
+    def __init__(self, num_servers: int, limit: float = math.inf) -> None:
+        self.num_servers, self._limit = num_servers, limit
         self._next = [0] * num_servers
         for key in range(num_servers):
             self._next[key * 9973 % num_servers] = key
 
     def take(self, server_rank: int) -> int:
         key = self._next[server_rank]
-        if key >= self.LIMIT:
-            raise ConfigError(f"more than {self.LIMIT} buckets; raise `bucket_nbytes`")
+        if key >= self._limit:
+            raise ConfigError("the stores that this process has made, closed ones too, have used up the "
+                              f"{self._limit:g} numbers that ps-lite has for buckets; make fewer stores, raise "
+                              "`bucket_nbytes`, or take --wire sockets")
         self._next[server_rank] += self.num_servers
         return key
 

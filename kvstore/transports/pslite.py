@@ -50,7 +50,7 @@ class Connection(Joined):
         self.native = self._connect()
         self.worker_rank = self.native.rank if rank is None else rank
         self._signer = commands.Signer(self.worker_rank, commands.job_key())
-        self.keys = Keys(self.num_servers)
+        self.keys = Keys(self.num_servers, Keys.LIMIT)
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
         self._sums = {size: collections.deque(self.keys.take(0) for _ in range(SUM_KEYS)) for size in SUM_SIZES}
         self.piece_floats, self.pieces_at_once = max(SUM_SIZES), SUM_KEYS if synchronous else 1

@@ -156,8 +156,6 @@ class Simulation:
         workers = self._workers
         assert all(worker.resting and not worker.begun for worker in workers), \
             "a worker waits for an answer that nobody gives"
-        for programs in set(self.programs):
-            programs.forget(min(worker.done for worker in workers))
         now = max(*map(self._last, workers), *self._server_free, self._ring_free, *self.links.free)
         for worker in workers:
             worker.resting, worker.computed, worker.weights = False, now, [now] * len(self.buckets)
@@ -250,6 +248,9 @@ class Simulation:
 
     def _end(self, worker: WorkerTimes) -> None:
         m, worker.done = worker.rank, worker.begun.popleft()
+        if m == 0:  # often enough
+            for programs in set(self.programs):
+                programs.forget(min(other.done for other in self._workers))
         self.over(m)
         if worker.begun:
             self._push((self.ready(m), START, m, 0, 0, 0))

@@ -339,6 +339,6 @@ def _iterations(counts: Sequence[int]) -> str:
 
 def number(value: object) -> Optional[float]:
     """A finite number in a beat; None for anything else."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2 ** 63:
         return float(value)
     return None

@@ -56,6 +56,15 @@ def test_two_stores_never_share_a_number() -> None:
     assert not {bucket.id for bucket in first} & {bucket.id for bucket in second}
 
 
+def test_only_ps_lite_runs_out_of_numbers_and_says_what_has_taken_them() -> None:
+    keys, any_number = Keys(2, Keys.LIMIT), Keys(2)
+    keys._next = any_number._next = [Keys.LIMIT - 1, Keys.LIMIT - 2]
+    assert keys.take(0) == Keys.LIMIT - 1
+    with pytest.raises(ConfigError, match="stores that this process has made, closed ones too, have used up the 215329"):
+        keys.take(0)
+    assert any_number.take(0) == Keys.LIMIT + 1
+
+
 def test_parameters_with_other_multipliers_or_types_do_not_share_a_bucket() -> None:
     mixed = [Parameter(i, f"p{i}", (4,), dtype, lr, wd) for i, (dtype, lr, wd) in enumerate(
         [("float32", 1, 1), ("float32", 1, 0), ("float32", 2, 1), ("float16", 1, 1), ("float32", 1, 1)])]

@@ -237,6 +237,14 @@ def run_through(simulation: Simulation, iterations: Sequence[int]) -> int:
     return simulation.met()
 
 
+@pytest.mark.parametrize("store", ["asgd", "ssgd"])
+def test_programs_of_iterations_that_are_over_are_forgotten_though_nobody_meets(store: str) -> None:
+    simulation, kept = job(store, workers=2), []  # type: Simulation, List[int]
+    simulation.over = lambda m: kept.append(len(simulation.programs[m]._made))
+    run_through(simulation, range(1, 31))
+    assert max(kept) <= 3
+
+
 def test_an_asynchronous_worker_waits_for_nobody() -> None:
     """A worker at half speed takes twice as long, and the other does not notice."""
     simulation = job("asgd", workers=2, compute={"iteration": "30s", "speeds": {1: 0.5}})

@@ -44,6 +44,13 @@ def test_the_line_says_how_far_the_run_is_and_how_long_it_will_take() -> None:
         assert len(shown) <= columns and shown[:-1] in short and shown.endswith(("91 samples/s]", "0.25]", "<00:36]"))
 
 
+def test_a_process_that_has_sent_a_petabyte_still_has_a_rate() -> None:
+    of = Overview()
+    for now in (100.0, 102.0):
+        of.beats({"worker 0": beat(int(now), 0, nbytes=10 ** 16 + 10 ** 7 * int(now))}, now)
+    assert of.table(HOSTS)[0]["bytes_per_s"] == 1e7
+
+
 def test_a_script_of_ones_own_has_a_line_too() -> None:
     of = Overview()
     assert not of.status(100.0)
