@@ -223,5 +223,12 @@ def multipliers(optimizer: Optimizer, key: Any, parameter: Any = None) -> List[f
 
 
 def learning_rate(optimizer: Optimizer, num_update: int) -> float:
-    """The rate of update number `num_update` (1 is the first), by the schedule if there is one."""
-    return float(optimizer.lr_scheduler(num_update) if optimizer.lr_scheduler else optimizer.lr)
+    """The rate of update number `num_update` (1 is the first), by the schedule if there is one.
+
+    MXNet's schedules with an end keep their last rate, which one that is new after a resume has not computed.
+    """
+    scheduler = optimizer.lr_scheduler
+    if scheduler is None:
+        return float(optimizer.lr)
+    ends = getattr(scheduler, "max_update", None) if type(scheduler).__module__ == "mxnet.lr_scheduler" else None
+    return float(scheduler(num_update if ends is None else min(num_update, ends)))

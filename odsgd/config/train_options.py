@@ -108,7 +108,8 @@ class TrainOptions:
     lr_warmup_from: float = _schedule(0.0, real(at_least=0), "the rate at which --lr-warmup begins")
 
     seed: int = _run(0, integer(0), "seed of the initial weights, the order of the data, and augmentation")
-    out: Optional[str] = _run(None, PATH, "folder of the run", otherwise="runs/DATASET-MODEL-STORE", result=False)
+    out: Optional[str] = _run(None, PATH, "folder of the run", result=False,
+                              otherwise="runs/DATASET-MODEL-STORE-LOCAL-TRANSPORT, as far as the run has these")
     umask: str = _run("077", UMASK, "umask of the run's files and folders; the default keeps them private, with 022 "
                       "others may read them", result=False)
     resume: bool = _run(False, FLAG, "go on with the run in the folder of --out", result=False)

@@ -215,3 +215,12 @@ def test_a_local_lars_leaves_out_biases_beside_a_global_optimizer_that_asks_for_
     store.push(["a_bias"], [mx.nd.ones(2)])
     store.pull(["a_bias"], [w])
     np.testing.assert_allclose(w.asnumpy(), 0.5)  # the local step at its own rate, not at a trust ratio of 0.001
+
+
+@pytest.mark.parametrize("scheduler", [mx.lr_scheduler.PolyScheduler, mx.lr_scheduler.CosineScheduler])
+def test_a_schedule_that_is_new_after_its_end_gives_its_last_rate(scheduler: Any) -> None:
+    def rate(lr_scheduler: Any, num_update: int) -> float:
+        return described.learning_rate(mx.optimizer.create("sgd", lr_scheduler=lr_scheduler), num_update)
+
+    whole = scheduler(10, base_lr=0.1, final_lr=0.001)
+    assert [rate(whole, t) for t in range(1, 16)][14] == rate(scheduler(10, base_lr=0.1, final_lr=0.001), 15)
