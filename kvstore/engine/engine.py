@@ -95,18 +95,18 @@ ALONE = next(sys.getrefcount(array) for _, (array, _) in [(0, (object(), 0))])
 
 
 class CachedById:
-    """Keeps what `make(array, …)` has made, for at most `most` arrays. It keeps the arrays alive, too, so that an id
-    means one array; those that nobody else has any more go with the next new one.
+    """Keeps what was made of at most `most` arrays. It keeps the arrays alive, too, so that an id means one array;
+    those that nobody else has any more go with the next new one.
     """
 
-    def __init__(self, make: Callable[..., Any], most: int) -> None:
-        self._make, self._most = make, most
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._kept: Dict[int, Tuple[NDArray, Any]] = {}
 
-    def of(self, array: NDArray, *more: Any) -> Any:
-        """What is made of `array`, now or before. `make` gets `more` as well; only `array` is the key."""
+    def of(self, array: NDArray, make: Callable[..., Any], *more: Any) -> Any:
+        """What `make(array, …)` makes, now or before. It gets `more` as well; only `array` is the key."""
         kept = self._kept.get(id(array))
-        return self.put(array, self._make(array, *more)) if kept is None else kept[1]
+        return self.put(array, make(array, *more)) if kept is None else kept[1]
 
     def get(self, array: NDArray) -> Any:
         """What was made of `array` before, or None."""

@@ -74,8 +74,7 @@ class Recorder(Trace):
         self._events: Deque[Event] = collections.deque()
         self._over = False  # or the file has failed
         self._adding, self._writing = threading.Lock(), threading.Lock()
-        self._written: Dict[int, engine.CachedById] = collections.defaultdict(
-            lambda: engine.CachedById(lambda _: Moment(), ARRAYS))
+        self._written: Dict[int, engine.CachedById] = collections.defaultdict(lambda: engine.CachedById(ARRAYS))
         """By bucket and array: when the operation queued last had written it."""
         self.iterations = 0  # whose compute has been queued
         self._iteration = -1  # that what is asked for is part of; -1: none

@@ -34,7 +34,7 @@ class MpiTransport(Transport):
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         self._line = self._rounds.line()
         buckets = on_ring(parameters, traffic, self._rounds.keys, self.num_workers)
-        self._views = {bucket.id: engine.CachedById(engine.view, ARRAYS) for bucket in buckets}
+        self._views = {bucket.id: engine.CachedById(ARRAYS) for bucket in buckets}
         return buckets
 
     def total(self, array: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ class MpiRing(MpiTransport, Ring):
         return Pending(out)
 
     def _begin(self, round_: Round, views: engine.CachedById, array: NDArray, out: NDArray, done: engine.Done) -> None:
-        self._rounds.begin(round_, views.of(array), views.of(out), done)
+        self._rounds.begin(round_, views.of(array, engine.view), views.of(out, engine.view), done)
 
 
 _shared: List[Rounds] = []

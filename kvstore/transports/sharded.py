@@ -115,10 +115,10 @@ class MpiSharded(Owner, MpiTransport):
 
     def _begin(self, round_: PartRound, views: engine.CachedById, array: NDArray, total: NDArray, done: engine.Done
                ) -> None:
-        mine, sums = part(round_.cuts, self.worker_rank), views.of(total)
-        round_.own, round_.part, round_.summed = views.of(array), sums[:mine.stop - mine.start], done
+        mine, sums = part(round_.cuts, self.worker_rank), views.of(total, engine.view)
+        round_.own, round_.part, round_.summed = views.of(array, engine.view), sums[:mine.stop - mine.start], done
         self._rounds.give(round_)
 
     def _resume(self, round_: PartRound, views: engine.CachedById, out: NDArray, done: engine.Done) -> None:
-        round_.total, round_.over = views.of(out), done
+        round_.total, round_.over = views.of(out, engine.view), done
         self._rounds.resume(round_)

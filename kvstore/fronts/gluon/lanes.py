@@ -97,14 +97,14 @@ class Lane:
         """The gradients that were handed in, times `scale`, in `out`."""
         if self._grads is None:
             self._grads = self._layers([one.grads for one in self.keyed])
-            self._gathering = [engine.CachedById(self._gatherer, FLATS) for _ in self._grads]
+            self._gathering = [engine.CachedById(FLATS) for _ in self._grads]
             self._staged = [mx.nd.zeros(self.bucket.size, ctx=self.context) for _ in self._grads[1:]]
         self.gather(self._grads, scale, out)
 
     def show(self, flat: NDArray) -> None:
         if self._weights is None:
             self._weights = self._layers([one.weights for one in self.keyed])
-            self._scattering = [engine.CachedById(self._scatterer, FLATS) for _ in self._weights]
+            self._scattering = [engine.CachedById(FLATS) for _ in self._weights]
         self.scatter(flat, self._weights)
 
     def show_one(self, flat: NDArray, key: Any, out: NDArray) -> None:
@@ -116,7 +116,7 @@ class Lane:
     def gather(self, grads: List[Layer], scale: float, out: NDArray) -> NDArray:
         """The sum over devices, times `scale`, in `out`, which the caller keeps alive."""
         for gathering, layer, target in zip(self._gathering, grads, [out, *self._staged]):
-            gathering.of(target, layer)()
+            gathering.of(target, self._gatherer, layer)()
         if self._staged or scale != 1:
             self._sum_up(scale, out)
         return out
@@ -136,7 +136,7 @@ class Lane:
 
     def scatter(self, flat: NDArray, weights: List[Layer]) -> None:
         for scattering, layer in zip(self._scattering, weights):
-            scattering.of(flat, layer)()
+            scattering.of(flat, self._scatterer, layer)()
 
     def _gatherer(self, flat: NDArray, layer: Layer) -> Callable[[], None]:
         # What a layer lacks stays as it is.

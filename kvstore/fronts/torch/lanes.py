@@ -140,13 +140,13 @@ class TensorLane:
         """The weights of the next iteration, from the end of this one until the parameters hold them."""
         self._own = engine.InTurn(bucket.size, context, 2)
         """Flat gradients, where they have no better place: the last one may still be on its way."""
-        self._views = engine.CachedById(self._tensors, FLATS)
+        self._views = engine.CachedById(FLATS)
 
     def weights(self, anew: bool = True) -> NDArray:
         """A flat array of what the parameters hold now; `anew`: one that nobody writes again."""
         flat = engine.zeros(self.bucket.size, self.context) if anew else self._own.next()
         engine.wait_to_write(flat)
-        for view, (segment, one) in zip(self._views.of(flat), self.parts):
+        for view, (segment, one) in zip(self._views.of(flat, self._tensors), self.parts):
             view.copy_(_part(one.tensor.detach(), segment))
         return flat
 
@@ -157,7 +157,7 @@ class TensorLane:
         flat = self._own.next() if room is None else room
         engine.wait_to_write(flat)
         with torch.inference_mode(False), torch.no_grad():
-            for view, (segment, one) in zip(self._views.of(flat), self.parts):
+            for view, (segment, one) in zip(self._views.of(flat, self._tensors), self.parts):
                 grad = one.leave() if scale else None
                 if grad is None:
                     view.zero_()
@@ -175,7 +175,7 @@ class TensorLane:
         """Let the parameters hold `flat`. Waits until it is written."""
         flat.wait_to_read()
         with torch.inference_mode(False), torch.no_grad():
-            for view, (segment, one) in zip(self._views.of(flat), self.parts):
+            for view, (segment, one) in zip(self._views.of(flat, self._tensors), self.parts):
                 if _whole(segment):
                     one.tensor.copy_(view)
                 elif one.tensor.is_contiguous():
@@ -208,7 +208,7 @@ class TensorLane:
     def other_than(self, flat: NDArray) -> Optional[str]:
         """The name of a parameter that does not hold its part of `flat`, no matter who has written it."""
         flat.wait_to_read()
-        return next((one.name for view, (segment, one) in zip(self._views.of(flat), self.parts)
+        return next((one.name for view, (segment, one) in zip(self._views.of(flat, self._tensors), self.parts)
                      if not torch.allclose(_part(one.tensor.detach(), segment), view.to(one.tensor), 0, 0, True)), None)
 
     def _stage(self, one: Trained, segment: Segment, view: torch.Tensor) -> None:

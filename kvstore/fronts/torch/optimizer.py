@@ -356,6 +356,8 @@ class Optimizer(torch.optim.Optimizer):
         self._wrapper = None
         while self._hooks:
             self._hooks.pop().remove()
+        if self.store._closed:  # its arrays go with the script's last reference, and wait for no collector of cycles
+            self.store.optimizer = None
 
     def _watch_shards(self) -> None:
         """Let an FSDP model gather its weights anew in each forward pass, since its root may still hold older weights.

@@ -182,11 +182,10 @@ class TorchStore(FrontEnd):
         """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
         real = {name: held(one).numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
         rest = {name: one for name, one in self._tensors.items() if name not in real}
-        for name, flat in sums.from_worker_0(
+        for name, got in sums.from_worker_0(
                 self.session.transport, real, lambda name: self._numbers(self._tensors[name]),
                 {name: models.as_bytes(one) for name, one in rest.items() if held(one).numel()}):
-            _set(self._tensors[name],
-                 flat if name in real else torch.frombuffer(bytearray(flat), dtype=rest[name].dtype))
+            _set(self._tensors[name], got if name in real else torch.frombuffer(bytearray(got), dtype=rest[name].dtype))
 
     def begin(self, order: Iterable[str] = ()) -> None:
         """Lay out the buckets, and give the servers their weights. Collective; waits. The first step does it, too.
@@ -452,6 +451,7 @@ class TorchStore(FrontEnd):
         """
         file = io.BytesIO()
         if self.has_state:
+            self._check_usable()
             torch.save(self.optimizer.state_dict(), file)
         return {self._saved_as: file.getvalue()}
 

@@ -148,15 +148,15 @@ class Shard:
         self._opened: List[Dict[str, Any]] = []  # what stores have begun with
         self._incoming = io.BytesIO()  # a saved state on its way in
         self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
-        self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import,
-                                                         "rest": self._rest}
 
     def command(self, name: str, payload: Dict[str, Any]) -> None:
         """Carry out a worker's command."""
-        if name not in self._commands:
+        commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import,
+                                                    "rest": self._rest}
+        if name not in commands:
             raise ProtocolError(f"server {self.server_rank} got command `{name}`, which this version does not know; "
                                 "all processes of a job must run the same version of odsgd")
-        self._commands[name](**payload)
+        commands[name](**payload)
 
     # -- rounds ----------------------------------------------------------------------------------------------
 

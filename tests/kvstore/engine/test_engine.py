@@ -75,22 +75,22 @@ def test_a_view_is_the_memory_itself() -> None:
 
 def test_of_arrays_that_are_others_every_time_few_are_kept_alive() -> None:
     """As those of a method that returns a new array in each iteration."""
-    views, arrays = engine.CachedById(engine.view, 8), [mx.nd.full(5, number) for number in range(100)]
+    views, arrays = engine.CachedById(8), [mx.nd.full(5, number) for number in range(100)]
     mx.nd.waitall()  # a view does not wait for what is written
     for number, array in enumerate(arrays):
-        assert views.of(array).tolist() == [number] * 5
+        assert views.of(array, engine.view).tolist() == [number] * 5
         assert len(views._kept) <= 8
-    assert views.of(arrays[-1]) is views.of(arrays[-1]) and views.get(arrays[0]) is None
+    assert views.of(arrays[-1], engine.view) is views.of(arrays[-1], engine.view) and views.get(arrays[0]) is None
 
 
 def test_an_array_that_nobody_else_has_goes_with_the_next_new_one() -> None:
     """As those of a method that makes an array for each exchange, beside those that come again."""
-    again, views = [mx.nd.zeros(5) for _ in range(3)], engine.CachedById(engine.view, 8)
-    kept = [views.of(array) for array in again]
+    again, views = [mx.nd.zeros(5) for _ in range(3)], engine.CachedById(8)
+    kept = [views.of(array, engine.view) for array in again]
     for _ in range(100):
-        views.of(mx.nd.zeros(5))
+        views.of(mx.nd.zeros(5), engine.view)
         assert len(views._kept) <= len(again) + 1
-    assert all(views.of(array) is view for array, view in zip(again, kept))
+    assert all(views.of(array, engine.view) is view for array, view in zip(again, kept))
 
 
 @pytest.mark.parametrize("start_child", ["fork", "subprocess"])

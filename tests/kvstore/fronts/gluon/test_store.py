@@ -1,7 +1,9 @@
 """The store in one process: Gluon's calls, mistakes, types, devices, state."""
 import contextlib
 import functools
+import gc
 import re
+import weakref
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -179,6 +181,22 @@ def test_an_unknown_key_and_a_late_parameter_are_errors() -> None:
         store.pushpull("c", arrays["a"], arrays["a"])
     with pytest.raises(ConfigError, match="parameter c appears after the first step"):
         store.broadcast("c", arrays["a"], arrays["a"])
+
+
+def test_what_a_closed_store_held_goes_with_it_and_waits_for_no_collector_of_cycles() -> None:
+    """Which comes seldom, and meanwhile there would be the arrays of many stores."""
+    store, w = make(), mx.nd.ones(3)
+    store.broadcast("w", w, w)
+    store.pushpull("w", w.copy(), w)
+    held = [weakref.ref(one) for one in (*store.lanes, *store.session.transport.stage.shards)]  # type: ignore[attr-defined]
+    gc.collect()
+    gc.disable()
+    try:
+        store.close()
+        del store
+        assert len(held) == 2 and [one() for one in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_closed_store_is_closed() -> None:

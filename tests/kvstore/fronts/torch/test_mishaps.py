@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from kvstore.errors import ConfigError, ProtocolError, RoundTimeoutError
+from kvstore.errors import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
 from kvstore.fronts import base
 from kvstore.fronts.torch.optimizer import GradScaler, Optimizer
 from kvstore.fronts.torch.store import create
@@ -136,6 +136,23 @@ def test_a_store_that_was_never_closed_is_let_go() -> None:
     del net, optimizer
     gc.collect()
     assert [one() for one in gone] == [None, None]
+
+
+def test_a_closed_store_goes_with_its_optimizer_and_waits_for_no_collector_of_cycles() -> None:
+    net = Net()
+    optimizer = by_store(net)
+    train(net, optimizer, 2)
+    store, gone = optimizer.store, weakref.ref(optimizer.store)
+    store.close()
+    with pytest.raises(StoreClosedError, match="is closed"):
+        store.state_dict()
+    gc.collect()
+    gc.disable()
+    try:
+        del store, optimizer
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_module_that_is_called_by_itself_has_the_weights_of_now() -> None:
