@@ -64,7 +64,9 @@ class Agents:
 
     def start(self, process: Process) -> None:
         """Start an agent of its own for a process that comes later."""
-        self.add(ssh.open_agent(self.job, self.plan._replace(processes=[process]), process.host))
+        agent = ssh.open_agent(self.job, self.plan._replace(processes=[process]), process.host)
+        agent.joiner = True
+        self.add(agent)
 
     def add(self, agent: AgentConnection) -> None:
         """Listen to an agent."""
@@ -81,8 +83,10 @@ class Agents:
                 key.data()
         if time.monotonic() - self._pinged_at >= PING_EVERY_S:
             self.ping()
-        for agent in self.all:
+        for agent in list(self.all):
             agent.channel.flush()
+            if agent.joiner and not agent.channel.open:
+                self._forget_if_over(agent)
         if self._listener:
             self._listener.tick()
             self._check_starter(self._listener)
@@ -115,7 +119,7 @@ class Agents:
     def ended(self, agent: AgentConnection) -> None:
         """The agent has said that nothing is left."""
         agent.ended = True
-        if not self.ending:
+        if agent.names and not self.ending:
             self._lost_agent(agent)
 
     def close(self) -> None:
@@ -130,9 +134,7 @@ class Agents:
         _end([starter for starter, greeted in found if starter and not greeted], UNHEARD_WITHIN_S)
         _end(starters, HUNG_UP_WITHIN_S)
         for starter in starters:
-            for pipe in (starter.stdout, starter.stderr):
-                assert pipe
-                pipe.close()
+            _close_pipes(starter)
         self._selector.close()
 
     def _arrived(self, agent: AgentConnection) -> None:
@@ -141,11 +143,25 @@ class Agents:
             agent.channel.send(messages.Stop(0.0))
 
     def _read(self, agent: AgentConnection) -> None:
-        self._heard(agent, agent.channel.receive())
+        said = agent.channel.receive()
+        self._heard(agent, said)
+        if agent.joiner and any(isinstance(message, (messages.Exit, messages.Unstartable)) for message in said):
+            agent.processes = []
+            agent.channel.send(messages.Stop(0.0))
         if not agent.channel.open:
             self._selector.unregister(agent.channel.read_fd)
             if not agent.ended:
                 self._lost_agent(agent)
+
+    def _forget_if_over(self, agent: AgentConnection) -> None:
+        """Of a joiner's agent that is not there any more nothing stays open: many may come, one after the other."""
+        starter, watched = agent.starter, self._selector.get_map()
+        assert starter and starter.stderr
+        unread = agent.channel.read_fd in watched or starter.stderr.fileno() in watched
+        if not unread and (agent.ended or not agent.greeted) and starter.poll() is not None:
+            self.all.remove(agent)
+            agent.close()
+            _close_pipes(starter)
 
     def _check_starter(self, listener: AgentListener) -> None:
         starter, name = listener.starter, listener.starter_name
@@ -191,6 +207,12 @@ class Agents:
         """Show a line of an agent or of its starter, and keep it for the message that the agent is lost."""
         self._last_lines[label].append(text)
         self._show_line(label, text, stream)
+
+
+def _close_pipes(starter: "subprocess.Popen[bytes]") -> None:
+    for pipe in (starter.stdout, starter.stderr):
+        assert pipe
+        pipe.close()
 
 
 def _end(starters: "List[subprocess.Popen[bytes]]", within_s: float) -> None:

@@ -57,6 +57,7 @@ class AgentConnection:
     reaches_others: bool = False  # its tunnel has made the sockets of other hosts
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
+    joiner: bool = False  # its process came later, and the agent ends with it
 
     @property
     def names(self) -> List[str]:

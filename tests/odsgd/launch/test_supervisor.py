@@ -5,9 +5,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Type, TypeVar
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
 import pytest
 
@@ -159,6 +160,25 @@ def test_an_agent_that_has_not_spoken_yet_may_remove_its_files_before_it_is_kill
         time.sleep(0.01)
     agents.close()
     assert starter.returncode == 0 and not file.exists()
+
+
+@pytest.mark.parametrize("command, code", [((sys.executable, "-c", "exit(3)"), 3), (("/no/such/program",), None)])
+def test_a_joiner_that_has_ended_leaves_no_agent_and_no_open_file(command: Tuple[str, ...], code: Optional[int]
+                                                                  ) -> None:
+    """Many may join a long job, one after the other."""
+    asked = job(1, 0, command=command)
+    plan = make_plan(asked, ROOT)
+    supervisor = Supervisor(asked, plan, Console(stderr=io.StringIO()), StatusFile(), MissingHosts(asked, [], 0.0))
+    agents, before = supervisor.agents, os.listdir("/proc/self/fd")
+    agents.start(plan.processes[0])
+    until = time.monotonic() + 60
+    while agents.all and time.monotonic() < until:
+        agents.turn()
+    assert (agents.all, os.listdir("/proc/self/fd")) == ([], before)
+    failure, = supervisor.judge.failures
+    assert failure.member == supervisor.judge.members["worker 0"] and failure.member.code == code
+    agents.close()
+    supervisor.status_file.close()
 
 
 def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
