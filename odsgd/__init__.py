@@ -13,6 +13,10 @@ if early.command() == "launch":
     early.end_on_signals()
 
 import kvstore
+
+if not hasattr(kvstore, "register_method"):
+    raise ImportError(f"{kvstore.__file__} is not odsgd's kvstore; rename it, or take its folder out of PYTHONPATH")
+
 from kvstore._version import VERSION
 from kvstore.fronts.gluon import by_name
 from kvstore.job import environment, lean

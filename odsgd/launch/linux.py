@@ -5,7 +5,7 @@ import re
 import resource
 import signal
 import sys
-from typing import Dict, List, Sequence, Set
+from typing import Dict, List, Sequence, Set, Tuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
@@ -16,6 +16,12 @@ remove it when they have met (kvstore/transports/mpi.py); until then the agent r
 CPU_LIMITS = (("/sys/fs/cgroup/cpu.max",),
               ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 """Files with a container's processor time and the period for it, by cgroup's two versions."""
+
+
+def python_words(module: str) -> Tuple[str, str]:
+    """Python's arguments that run a module's `main`. Unlike with -m, a kvstore.py or yaml.py in the current folder is
+    not found in the place of the module that we mean."""
+    return "-c", f"import sys; sys.path[:] = filter(None, sys.path); from {module} import main; sys.exit(main())"
 
 
 def cores() -> int:

@@ -183,7 +183,7 @@ class Job:
 
 def is_tunnel(pid: int) -> bool:
     try:
-        return b"odsgd.launch.connections.tunnel\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"odsgd.launch.connections.tunnel" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has gone
         return False
 

@@ -171,3 +171,11 @@ def test_the_other_ways_to_start_it_are_the_same(command: List[str]) -> None:
     done = subprocess.run([sys.executable, *command, "--lrr", "1"], cwd=ROOT, capture_output=True, text=True,
                           timeout=300)
     assert (done.returncode, done.stderr.split(";")[0]) == (64, "odsgd train: unknown option `--lrr`")
+
+
+def test_another_kvstore_in_the_place_of_ours_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kvstore.py").write_text("VALUE = 1")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import odsgd"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stderr.splitlines()[-1] == (f"ImportError: {tmp_path}/kvstore.py is not odsgd's kvstore; rename it, or "
+                                            "take its folder out of PYTHONPATH")

@@ -28,6 +28,8 @@ def main() -> int:
         print(f"{environment.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
               "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
     environment.serving = True
+    if "ODSGD_MODULES" in os.environ:  # last, so that no file there hides a module of ours
+        sys.path.append(os.environ["ODSGD_MODULES"])
     lean.begin()
     os.umask(0o077)  # its socket, where it is a file, is this user's alone
     if environment.on_sockets():

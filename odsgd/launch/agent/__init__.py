@@ -1,1 +1,1 @@
-"""What runs on each host of a job: ``python -m odsgd.launch.agent``."""
+"""What runs on each host of a job."""

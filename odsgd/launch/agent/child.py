@@ -135,7 +135,7 @@ def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]
         env = {**ring_interface(env), **env}
     path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
     if not process.name.startswith("worker"):
-        path.insert(0, "")  # it runs in another folder, and needs the same modules
+        env["ODSGD_MODULES"] = os.getcwd()  # it runs in another folder
     elif "ODSGD_STORE" in env:
         path.insert(0, hook.FOLDER)
     if path:

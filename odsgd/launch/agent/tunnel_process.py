@@ -21,8 +21,9 @@ class TunnelProcess:
 
     def __init__(self, orders: TunnelOrders, launcher: Channel) -> None:
         goes_on = functools.partial(linux.die_with, os.getpid(), signal.SIGCONT)  # a stopped tunnel sees our end
-        self.popen = subprocess.Popen([sys.executable, "-m", "odsgd.launch.connections.tunnel"], stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE, bufsize=0, start_new_session=True, preexec_fn=goes_on)
+        self.popen = subprocess.Popen([sys.executable, *linux.python_words("odsgd.launch.connections.tunnel")],
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True,
+                                      preexec_fn=goes_on)
         assert self.popen.stdin and self.popen.stdout
         self.channel = Channel(self.popen.stdout.fileno(), self.popen.stdin.fileno())
         self.channel.send(orders)

@@ -416,7 +416,7 @@ def _reached(name: str) -> socket.socket:
 
 
 def main() -> int:
-    """``python -m odsgd.launch.connections.tunnel``, started by the agent."""
+    """The tunnel's process, started by the agent."""
     orders: Optional[TunnelOrders] = first_orders(TunnelOrders)
     if orders is None:
         return 0  # the agent has gone

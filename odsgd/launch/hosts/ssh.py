@@ -19,6 +19,7 @@ from odsgd.config.launch import SET_BY_LAUNCHER
 from odsgd.launch import plan as planning
 from odsgd.launch.addresses import is_loopback, node_host, numeric
 from odsgd.launch.hostfile import Host
+from odsgd.launch.linux import python_words
 from odsgd.launch.messages import Channel, Orders, ProcessOrders, RemoteSocket, TunnelOrders
 from odsgd.launch.plan import Job, Plan, Process
 
@@ -36,7 +37,7 @@ the job's secret goes only to hosts that ssh knows."""
 SILENCE_S = 300.0
 """After this silence of its launcher a remote agent ends its processes. It is long, because a launcher whose output
 nobody reads (`| less`, Ctrl-S, Ctrl-Z) is silent as well; an agent notices a closed connection at once."""
-AGENT = ("-m", "odsgd.launch.agent")
+AGENT = python_words("odsgd.launch.agent.__main__")
 
 
 class ReachError(KVStoreError):

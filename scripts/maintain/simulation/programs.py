@@ -159,7 +159,7 @@ def table(training: Training) -> Any:
     def find(argv: Sequence[str]) -> Any:
         if argv[0] == "ssh":
             return lambda process: ssh(training, process, argv)
-        if argv[1:3] == ["-m", "odsgd.launch.agent"]:
+        if "odsgd.launch.agent" in argv[-1]:
             return lambda process: _agent(training, process)
         if list(argv[1:3]) == ["-m", "kvstore.weights.servers"]:
             return lambda process: _node(training, process)

@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Iterator, List, Tuple
+from pathlib import Path
+from typing import Iterator, List, Optional, Tuple
 
 import pytest
 
+from kvstore.job import environment, lean
+from kvstore.weights.servers import roles, sockets
 from odsgd.launch import hook, linux, messages
 from odsgd.launch.agent import child
 from odsgd.launch.agent.child import MPI_PRIVATE
@@ -73,14 +76,41 @@ def test_an_agent_whose_orders_never_come_ends_by_itself() -> None:
 
 
 @contextlib.contextmanager
-def agent_of(code: str) -> Iterator[Tuple["subprocess.Popen[bytes]", Channel]]:
+def agent_of(code: str, cwd: Optional[Path] = None) -> Iterator[Tuple["subprocess.Popen[bytes]", Channel]]:
     """An agent that has been told to run a worker, which runs `code`; and the launcher's end of their channel."""
     job = Job((sys.executable, "-c", code), 1, 0)
-    with subprocess.Popen([sys.executable, *ssh.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+    with subprocess.Popen([sys.executable, *ssh.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          cwd=cwd) as agent:
         assert agent.stdin and agent.stdout
         channel = Channel(agent.stdout.fileno(), agent.stdin.fileno())
         channel.send(ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False))
         yield agent, channel
+
+
+def test_files_of_the_current_folder_are_no_modules_of_an_agents_and_the_last_ones_of_a_servers(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kvstore", "yaml", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError(__file__)")
+    with agent_of("pass", tmp_path) as (_, channel):
+        said: List[Message] = []
+        until(lambda: said.extend(channel.receive()) or said or not channel.open)
+        assert isinstance(said[0], messages.Hello)
+        channel.send(messages.Stop(0.0))
+        until(lambda: channel.receive() or not channel.open)
+    monkeypatch.chdir(tmp_path)
+    job = Job(("train.py",), 1, 1)
+    sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
+    env = child.environment(next(one for one in sent.processes if one.name == "server 0"), sent, lost_file=None)
+    assert str(tmp_path) not in env.get("PYTHONPATH", "").split(os.pathsep)
+    for name, value in {"DMLC_ROLE": "server", "ODSGD_WIRE": "sockets", "ODSGD_SECRET": "0" * 64,
+                        "ODSGD_MODULES": env["ODSGD_MODULES"]}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(environment, "serving", False)
+    monkeypatch.setattr(lean, "begin", lambda: None)
+    monkeypatch.setattr(os, "umask", lambda mask: None)
+    monkeypatch.setattr(sockets, "serve", lambda: None)
+    assert roles.main() == 0 and sys.path[-1] == str(tmp_path)
 
 
 MIXED = """

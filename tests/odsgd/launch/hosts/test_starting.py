@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.launch.hostfile import Host
-from odsgd.launch.hosts import slurm
+from odsgd.launch.hosts import slurm, ssh
 from odsgd.launch.hosts.mpi import mpirun_command, open_mpirun
 from odsgd.launch.hosts.ssh import check_tunnels, orders, remote_command, ssh_to
 from odsgd.launch.plan import make_plan
@@ -43,9 +43,9 @@ def test_the_remote_command_is_quoted_for_the_shell_over_there(tmp_path: Path, m
     monkeypatch.chdir(folder)
     command = remote_command(job(1, 1, A, remote_python="/opt/py 3/python"))
     assert command.startswith("cd '" + str(tmp_path) + "/it'\"'\"'s here' && exec env ")
-    assert command.endswith(" '/opt/py 3/python' -m odsgd.launch.agent")
+    assert command.endswith(" '/opt/py 3/python' -c '" + ssh.AGENT[1] + "'")
     command = remote_command(job(1, 1, A, remote_python="~/my venv/bin/python", sync_dst_dir="~/work"))
-    assert command.startswith('cd "$HOME"/work && exec ') and " \"$HOME\"/'my venv/bin/python' -m " in command
+    assert command.startswith('cd "$HOME"/work && exec ') and " \"$HOME\"/'my venv/bin/python' -c " in command
 
 
 @pytest.mark.parametrize("hosts, scheduler, told", [
