@@ -42,7 +42,8 @@ class Board:
             self._writer: Any = importlib.import_module("tensorboardX").SummaryWriter(
                 str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
         except ImportError:
-            raise ConfigError("event files for TensorBoard need tensorboardX: pip install 'odsgd[board]'") from None
+            raise ConfigError("event files for TensorBoard need tensorboardX: "
+                              "pip install 'tensorboardX>=2.6.2,<3'") from None
         except OSError as error:
             raise ConfigError(f"no event files in `{folder}`: {error.strerror}; name another folder") from None
         self._aside = BackgroundThread(EVENT_FILE)

@@ -10,14 +10,14 @@ import contextlib
 import math
 from typing import Any
 
-import torch
-from transformers import TrainerCallback
-
 import odsgd.torch as od
 from kvstore.errors import ConfigError
+from odsgd.tools import imported
+
+transformers = imported("transformers", "odsgd.huggingface")
 
 
-class HuggingFaceCallback(TrainerCallback):
+class HuggingFaceCallback(transformers.TrainerCallback):
     """`words` and `options` are those of `odsgd.torch.create`."""
 
     def __init__(self, trainer: Any, *words: Any, **options: Any) -> None:
@@ -38,6 +38,7 @@ class HuggingFaceCallback(TrainerCallback):
 
     def _clip(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
         """In the place of Accelerate's, which the Trainer calls for the norm alone, too."""
+        import torch
         parameters = list(parameters)
         if max_norm == math.inf:
             return torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None], norm_type)

@@ -7,10 +7,11 @@ Checkpoints in between (`every_n_train_steps`, `train_time_interval`) have worke
 import contextlib
 from typing import Any
 
-import lightning
-
 import odsgd.torch as od
 from kvstore.errors import ConfigError
+from odsgd.tools import imported
+
+lightning = imported("lightning", "odsgd.lightning")
 
 AVERAGING = getattr(lightning.pytorch.callbacks, "WeightAveraging", ())  # there is none in older versions
 

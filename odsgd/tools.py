@@ -1,6 +1,7 @@
 """Shared by several commands: actions by name, short programs, tables and figures, the machine's name."""
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import platform
@@ -70,13 +71,17 @@ def writable(*paths: Optional[str]) -> None:
             raise ConfigError(f"cannot write `{path}`: {error.strerror}; name another file") from None
 
 
-def pyplot(purpose: str) -> Any:
-    """matplotlib's, which draws to files; ConfigError unless it is installed."""
+def imported(name: str, purpose: str) -> Any:
+    """A package that this `purpose` alone needs; ConfigError unless it is installed."""
     try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError(f"{purpose} needs matplotlib: pip install 'odsgd[plot]'") from None
-    matplotlib.use("Agg")
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{purpose} needs {name}: pip install {name} ({error})") from None
+
+
+def pyplot(purpose: str) -> Any:
+    """matplotlib's, which draws to files."""
+    imported("matplotlib", purpose).use("Agg")
     from matplotlib import pyplot
     return pyplot
 

@@ -48,7 +48,7 @@ def refuse(config: TrainConfig) -> None:
                               "take one of them, or odsgd train")
     if config.dataset == "imagenet" and not environment.has_mxnet():
         raise ConfigError("dataset imagenet: its record files are read by MXNet, which is not installed; take another "
-                          "dataset, or pip install 'odsgd[cpu,torch]'")
+                          "dataset, or pip install '.[cpu,torch]'")
 
 
 class Run:

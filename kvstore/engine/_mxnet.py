@@ -20,12 +20,14 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvstore.engine import _numpy  # noqa: F401
+from kvstore.errors import LacksError
+from kvstore.job import environment
 
-MISSING = """MXNet is not installed. It comes by extra, because its CPU and CUDA builds exclude each other:
-    pip install 'odsgd[cpu]'        any machine
-    pip install 'odsgd[cu112]'      NVIDIA GPUs, CUDA 11.2 (also cu110, cu102, cu101, cu100)"""
-
+if np.__version__.partition(".")[0] != "1" and environment.has_mxnet():
+    raise LacksError(f"MXNet 1.9.1 needs NumPy 1, and here is {np.__version__}: pip install 'numpy<2'")
 os.environ.setdefault("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD", "1")
 _role = os.environ.pop("DMLC_ROLE", None)
 try:
@@ -33,7 +35,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "mxnet":
         raise
-    raise ModuleNotFoundError(MISSING, name="mxnet") from None
+    raise LacksError(f"MXNet is not installed: {environment.INSTALL_MXNET}") from None
 finally:
     if _role is not None:
         os.environ["DMLC_ROLE"] = _role

@@ -19,7 +19,7 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 
-INSTALL = "pip install 'odsgd[mpi]'"
+INSTALL = "pip install 'mpi4py>=4.1' 'mpich>=5.0'"
 
 
 class World:

@@ -19,7 +19,7 @@ def contexts(config: TrainConfig) -> List[Any]:
     if missing:
         there = f"MXNet finds {present} GPU{'s' * (present != 1)} (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
         if not mx.runtime.Features().is_enabled("CUDA"):
-            there = "the installed MXNet is a CPU build (for GPUs: pip install 'odsgd[cu112]')"
+            there = "the installed MXNet is a CPU build (for GPUs: pip install '.[cu112]' in a clone of odsgd)"
         listed = [*missing[:3], "…", missing[-1]] if len(missing) > 5 else missing
         raise ConfigError(f"no GPU {', '.join(map(str, listed))} on this machine: {there}. Leave "
                           "--num-gpus and --gpus out to compute on the CPU")

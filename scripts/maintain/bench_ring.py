@@ -112,7 +112,7 @@ def main() -> None:
         return work(options)
     mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
     if mpiexec is None:
-        sys.exit("bench_ring: no mpiexec here; pip install 'odsgd[mpi]'")
+        sys.exit("bench_ring: no mpiexec here; pip install '.[mpi]'")
     command = ["-n", str(options.ranks), sys.executable, str(Path(__file__).resolve()), "--work", "--repeat",
                str(options.repeat), "--floats", *map(str, options.floats)]
     goodput, times = (on_cluster if options.rate else on_loopback)(mpiexec, command, options)

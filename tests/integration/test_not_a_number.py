@@ -86,7 +86,7 @@ def test_skip_leaves_the_round_out_and_says_so_and_continue_goes_on(tmp_path: Pa
     assert one[0] == other[0] and "nan" not in one[:2] + other[:2] and one[2:] == other[2:] == ["nan"], done.stdout
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no MPI here: pip install 'odsgd[mpi]'")
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no MPI here: pip install '.[mpi]'")
 @pytest.mark.parametrize("name, options", [("dsync", {}), ("ssgd", {"transport": "sharded"})])
 def test_without_servers_the_worker_is_named_always(tmp_path: Path, name: str, options: Any) -> None:
     done = job(tmp_path, name, LAST, servers=0, **options)

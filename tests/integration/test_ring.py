@@ -24,7 +24,7 @@ from tests.jobs import PATIENCE_S, ROOT, environment
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 pytestmark = pytest.mark.skipif(MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
-                                reason="no MPI here: pip install 'odsgd[mpi]'")
+                                reason="no MPI here: pip install '.[mpi]'")
 SIZES = [1, 7, 64, 1000, 3]
 ROUNDS = 60
 

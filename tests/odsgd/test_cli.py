@@ -1,11 +1,12 @@
 """The command ``odsgd``: dispatch, help, and how a mistake ends."""
 import importlib
+import re
 import signal
 import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Callable, List, Type
+from typing import Callable, List, Tuple, Type
 
 import pytest
 
@@ -175,7 +176,39 @@ def test_the_other_ways_to_start_it_are_the_same(command: List[str]) -> None:
 
 def test_another_kvstore_in_the_place_of_ours_is_named(tmp_path: Path) -> None:
     (tmp_path / "kvstore.py").write_text("VALUE = 1")
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import odsgd"
+    assert ends_with(f"sys.path.insert(0, '{tmp_path}')", "import odsgd")[1] == (
+        f"ImportError: {tmp_path}/kvstore.py is not odsgd's kvstore; rename it, or take its folder out of PYTHONPATH")
+
+
+def ends_with(*lines: str) -> Tuple[int, str]:
+    """Exit code and last line of a Python that runs these lines."""
+    code = "\n".join(["import sys", f"sys.path.insert(0, {str(ROOT)!r})", *lines])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.stderr.splitlines()[-1] == (f"ImportError: {tmp_path}/kvstore.py is not odsgd's kvstore; rename it, or "
-                                            "take its folder out of PYTHONPATH")
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_what_is_not_installed_is_a_line_that_says_what_to_install(tmp_path: Path) -> None:
+    train = f"sys.exit(odsgd.cli.main(['train', '--kvstore', 'local', '--out', '{tmp_path}/run']))"
+    code, line = ends_with("import odsgd.cli", "sys.modules['mxnet'] = None", train)
+    assert code == 70 and line == (
+        "odsgd train: MXNet is not installed: in a clone of odsgd pip install '.[cpu]', or '.[cu112]' for GPUs, on "
+        f"Linux x86-64 with Python 3.8 to 3.12 (this is {sys.version.split()[0]}); a later Python trains with PyTorch "
+        "(odsgd.torch)")
+    (tmp_path / "mxnet.py").write_text("import numpy; numpy.PZERO")
+    code, line = ends_with(f"sys.path.insert(0, '{tmp_path}')", "import numpy, odsgd.cli",
+                           "numpy.__version__ = '2.0.1'", train)
+    assert (code, line) == (70, "odsgd train: MXNet 1.9.1 needs NumPy 1, and here is 2.0.1: pip install 'numpy<2'")
+    for name, needed in (("huggingface", "transformers"), ("lightning", "lightning")):
+        _, line = ends_with("sys.modules.update({'odsgd.torch': sys, '%s': None})" % needed, f"import odsgd.{name}")
+        assert f"odsgd.{name} needs {needed}: pip install {needed} (" in line
+    _, line = ends_with("sys.modules['torch'] = None", "import odsgd.huggingface")
+    assert line == "ModuleNotFoundError: PyTorch 2.1 or newer is not installed: pip install 'torch>=2.1'"
+
+
+def test_hints_name_what_an_index_has_as_setup_py_asks_for_it() -> None:
+    wanted = (ROOT / "setup.py").read_text(encoding="utf-8")
+    files = [*(ROOT / "kvstore").rglob("*.py"), *(ROOT / "odsgd").rglob("*.py")]
+    hints = {hint for path in files for words in re.findall(r"pip install ((?:'[^'{}]+' ?)+)", path.read_text("utf-8"))
+             for hint in re.findall("'([^']+)'", words)}
+    assert {"mpi4py>=4.1", "torch>=2.1", ".[cpu]"} <= hints
+    assert not [hint for hint in hints if not hint.startswith(".[") and f'"{hint.partition(",")[0]}' not in wanted]

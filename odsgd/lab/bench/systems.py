@@ -128,7 +128,7 @@ def _on_torch(text: str) -> System:
         raise ConfigError(f"`{text}`: {ON_TORCH} goes before a store of odsgd: {', '.join(OURS)}")
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f"`{text}` needs PyTorch beside MXNet, in this Python: scripts/setup torch, or pip install "
-                          "'odsgd[cpu,torch]'")
+                          "'.[cpu,torch]' in a clone of odsgd")
     return dataclasses.replace(system, label=text, worker="torch_worker")
 
 
