@@ -85,7 +85,7 @@ setup(
     cmdclass={"build_py": Build},
     python_requires=">=3.8",
     packages=find_packages(include=["kvstore", "kvstore.*", "odsgd", "odsgd.*"]),
-    package_data={"odsgd.lab.advise": ["measured.json"]},
+    package_data={"": ["py.typed"], "odsgd.lab.advise": ["measured.json"]},
     install_requires=REQUIRES,
     extras_require={
         **{name: [one + UP_TO for one in (requirement, *WITH_MXNET)] for name, requirement in MXNET.items()},
@@ -105,6 +105,7 @@ setup(
         "Intended Audience :: Science/Research",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Operating System :: POSIX :: Linux",
+        "Typing :: Typed",
         *("Programming Language :: Python :: 3." + str(minor) for minor in range(8, 14)),
     ],
 )

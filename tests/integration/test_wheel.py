@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from kvstore._version import VERSION
 from tests.jobs import ROOT
 
-SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "kvstore", "odsgd")
+SOURCES = ("setup.py", "MANIFEST.in", "CHANGELOG.md", "pyproject.toml", "README.md", "LICENSE", "kvstore", "odsgd")
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -46,12 +47,25 @@ def test_a_wheel_trains_outside_a_checkout_and_names_its_version_and_commit(tmp_
     odsgd = venv / "bin/odsgd"
     assert run(odsgd, "--version", cwd=tmp_path) == f"odsgd {VERSION} (commit {commit})\n"
     assert str(packages) in run(venv / "bin/python", "-c", "import odsgd; print(odsgd.__file__)", cwd=tmp_path)
+    assert all((packages / name / "py.typed").is_file() for name in ("kvstore", "odsgd"))
     metadata = next(packages.glob("odsgd-*.dist-info/METADATA")).read_text(encoding="utf-8")
     assert {"Summary", "License", "Requires-Python", "Description-Content-Type"} <= set(
         re.findall(r"^([\w-]+): ", metadata, re.MULTILINE)) and "# odsgd" in metadata
     run(odsgd, "launch", "-n", 2, "-s", 1, odsgd, "train", "--dataset", "digits", "--kvstore", "odsgd",
         "--iterations", 8, "--out", "run", cwd=tmp_path)
     assert "test accuracy" in run(odsgd, "report", "run", cwd=tmp_path)
+
+
+def test_an_sdist_has_what_a_wheel_is_built_from_and_no_part_of_the_tests(tmp_path: Path) -> None:
+    for name in SOURCES:
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_one.py").touch()
+    run(sys.executable, "setup.py", "-q", "sdist", cwd=tmp_path)
+    with tarfile.open(next(tmp_path.glob("dist/*.tar.gz"))) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {*SOURCES, "odsgd/py.typed", "odsgd/lab/advise/measured.json"} <= names
+    assert not [name for name in names if name.startswith("tests")]
 
 
 def test_the_changelog_begins_with_this_version_and_a_tag_of_this_commit_is_its() -> None:
