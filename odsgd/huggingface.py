@@ -14,7 +14,7 @@ import odsgd.torch as od
 from kvstore.errors import ConfigError
 from odsgd.tools import imported
 
-transformers = imported("transformers", "odsgd.huggingface")
+transformers: Any = imported("transformers", "odsgd.huggingface")
 
 
 class HuggingFaceCallback(transformers.TrainerCallback):

@@ -11,7 +11,7 @@ import odsgd.torch as od
 from kvstore.errors import ConfigError
 from odsgd.tools import imported
 
-lightning = imported("lightning", "odsgd.lightning")
+lightning: Any = imported("lightning", "odsgd.lightning")
 
 AVERAGING = getattr(lightning.pytorch.callbacks, "WeightAveraging", ())  # there is none in older versions
 
