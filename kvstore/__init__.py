@@ -49,7 +49,8 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
         see the ``Options`` in the method's file in `kvstore.methods`
     """
     from kvstore.fronts import choice
-    from kvstore.fronts.gluon.legacy import LegacyStore
+    with choice.errors_in_a_job_end_it():  # of MXNet's import
+        from kvstore.fronts.gluon.legacy import LegacyStore
     return LegacyStore(*choice.checked(name, transport, options))
 
 

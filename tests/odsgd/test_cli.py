@@ -194,6 +194,8 @@ def test_what_is_not_installed_is_a_line_that_says_what_to_install(tmp_path: Pat
         "odsgd train: MXNet is not installed: in a clone of odsgd pip install '.[cpu]', or '.[cu112]' for GPUs, on "
         f"Linux x86-64 with Python 3.8 to 3.12 (this is {sys.version.split()[0]}); a later Python trains with PyTorch "
         "(odsgd.torch)")
+    assert ends_with("import os, odsgd, kvstore", "sys.modules['mxnet'] = None", "os.environ['ODSGD_REPORT_FD'] = '2'",
+                     "os.environ['DMLC_PS_ROOT_URI'] = '127.0.0.1'", "kvstore.create('local')")[0] == 70
     (tmp_path / "mxnet.py").write_text("import numpy; numpy.PZERO")
     code, line = ends_with(f"sys.path.insert(0, '{tmp_path}')", "import numpy, odsgd.cli",
                            "numpy.__version__ = '2.0.1'", train)
