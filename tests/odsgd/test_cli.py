@@ -204,7 +204,7 @@ def test_what_is_not_installed_is_a_line_that_says_what_to_install(tmp_path: Pat
         _, line = ends_with("sys.modules.update({'odsgd.torch': sys, '%s': None})" % needed, f"import odsgd.{name}")
         assert f"odsgd.{name} needs {needed}: pip install {needed} (" in line
     _, line = ends_with("sys.modules['torch'] = None", "import odsgd.huggingface")
-    assert line == "ModuleNotFoundError: PyTorch 2.1 or newer is not installed: pip install 'torch>=2.1'"
+    assert line == "ModuleNotFoundError: PyTorch 2.1 or newer is not installed; pip install 'torch>=2.1'"
 
 
 def test_hints_name_what_an_index_has_as_setup_py_asks_for_it() -> None:

@@ -4,7 +4,7 @@ The only place that knows PyTorch. `odsgd.torch` has the names that a script use
 """
 import numpy as np
 
-MISSING = "PyTorch 2.1 or newer is not installed: pip install 'torch>=2.1'"
+MISSING = "PyTorch 2.1 or newer is not installed; pip install 'torch>=2.1'"
 
 try:
     import torch
