@@ -348,7 +348,7 @@ def test_both_twins_of_opencv_have_the_same_bounds() -> None:
 
 
 def test_the_message_without_mxnet_offers_the_extras_that_exist() -> None:
-    text = (ROOT / "kvstore/engine/_mxnet.py").read_text()
+    text = (ROOT / "kvstore/job/environment.py").read_text()
     others = {"mpi", "plot", "torch", "trainers", "board", "pytest", "test", "check", "docs"}
     extras = set(packaging()["extras_require"]) - others
     assert {"cpu", "cu112"} < extras

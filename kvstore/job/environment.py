@@ -8,8 +8,9 @@ from typing import Iterator, List, Optional, Set
 
 serving = False  # this process is a server or scheduler already, whatever it may import from here on
 
-INSTALL_MXNET = ("in a clone of odsgd pip install '.[cpu]', or '.[cu112]' for GPUs, on Linux x86-64 with Python 3.8 to "
-                 f"3.12 (this is {sys.version.split()[0]}); a later Python trains with PyTorch (odsgd.torch)")
+INSTALL_MXNET = ("in a clone of odsgd pip install '.[cpu]', or for GPUs '.[cu112]' (also cu110, cu102, cu101, cu100), "
+                 f"on Linux x86-64 with Python 3.8 to 3.12 (this is {sys.version.split()[0]}); a later Python trains "
+                 "with PyTorch (odsgd.torch)")
 NO_MXNET = ("this job is on ps-lite, and this process has no MXNet, which that is a part of; start the job with --wire "
             f"sockets, or install MXNet on this host: {INSTALL_MXNET}")
 

@@ -213,7 +213,7 @@ def test_a_process_without_a_job_is_told_how_to_get_one() -> None:
 
 def test_without_mpi4py_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(ConfigError, match=r"pip install 'odsgd\[mpi\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'mpi4py>=4\.1' 'mpich>=5\.0'"):
         World(1.0)
 
 

@@ -191,8 +191,9 @@ def test_what_is_not_installed_is_a_line_that_says_what_to_install(tmp_path: Pat
     train = f"sys.exit(odsgd.cli.main(['train', '--kvstore', 'local', '--out', '{tmp_path}/run']))"
     code, line = ends_with("import odsgd.cli", "sys.modules['mxnet'] = None", train)
     assert code == 70 and line == (
-        "odsgd train: MXNet is not installed: in a clone of odsgd pip install '.[cpu]', or '.[cu112]' for GPUs, on "
-        f"Linux x86-64 with Python 3.8 to 3.12 (this is {sys.version.split()[0]}); a later Python trains with PyTorch "
+        "odsgd train: MXNet is not installed: in a clone of odsgd pip install '.[cpu]', or for GPUs '.[cu112]' "
+        "(also cu110, cu102, cu101, cu100), on Linux x86-64 with Python 3.8 to 3.12 "
+        f"(this is {sys.version.split()[0]}); a later Python trains with PyTorch "
         "(odsgd.torch)")
     assert ends_with("import os, odsgd, kvstore", "sys.modules['mxnet'] = None", "os.environ['ODSGD_REPORT_FD'] = '2'",
                      "os.environ['DMLC_PS_ROOT_URI'] = '127.0.0.1'", "kvstore.create('local')")[0] == 70

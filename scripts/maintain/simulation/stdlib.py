@@ -278,7 +278,7 @@ class Text:
 
 stdout, stderr = Text(1), Text(2)
 sys = types.SimpleNamespace(
-    **{name: getattr(real_sys, name) for name in ("exit", "maxsize", "platform", "version_info", "_getframe",
+    **{name: getattr(real_sys, name) for name in ("exit", "maxsize", "platform", "version", "version_info", "_getframe",
                                                    "getrefcount", "excepthook", "__excepthook__")},
     executable="python", modules={},  # no MXNet
     stdout=stdout, stderr=stderr, __stdout__=stdout, __stderr__=stderr, argv=["odsgd", "launch"],
