@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from kvstore.errors import EXIT_USAGE, ConfigError, unknown
+from kvstore.errors import EXIT_USAGE, ConfigError, LacksError, unknown
 
 Action = Callable[[List[str]], Any]
 
@@ -72,11 +72,11 @@ def writable(*paths: Optional[str]) -> None:
 
 
 def imported(name: str, purpose: str) -> Any:
-    """A package that this `purpose` alone needs; ConfigError unless it is installed."""
+    """A package that this `purpose` alone needs; LacksError unless it is installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{purpose} needs {name}: pip install {name} ({error})") from None
+        raise LacksError(f"{purpose} needs {name}: pip install {name} ({error})") from None
 
 
 def pyplot(purpose: str) -> Any:

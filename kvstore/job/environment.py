@@ -15,6 +15,17 @@ NO_MXNET = ("this job is on ps-lite, and this process has no MXNet, which that i
             f"sockets, or install MXNet on this host: {INSTALL_MXNET}")
 
 
+@contextlib.contextmanager
+def job_folder_first() -> Iterator[None]:
+    """A server imports what is the job's own as its workers do: from the job's folder, whatever is installed."""
+    folder = [os.environ["ODSGD_MODULES"]] if serving and "ODSGD_MODULES" in os.environ else []
+    sys.path[:0] = folder
+    try:
+        yield
+    finally:
+        del sys.path[:len(folder)]
+
+
 def launched() -> bool:
     """Whether our launcher started this process."""
     return "ODSGD_REPORT_FD" in os.environ

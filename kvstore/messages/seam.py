@@ -178,7 +178,7 @@ class GlobalWeights:
     """What holds the global weights and their optimizer: servers, every worker for itself, or all of them together."""
 
     state_is_shared = False  # whether `exporting` is collective: every worker has a part
-    adds = False  # whether workers have asked for sums, so that they alone know W
+    adds = False  # whether workers have asked for sums alone, so that only they know W
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
         """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""

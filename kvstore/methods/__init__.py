@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Type
 
 from kvstore.errors import ConfigError, unknown
+from kvstore.job import environment
 from kvstore.methods import form
 from kvstore.methods.acco import ACCO
 from kvstore.methods.asgd import ASGD
@@ -78,7 +79,9 @@ def load(text: str, trusted: bool = True) -> Type[Method]:
     if not module_name.endswith(".py") and not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"method `{text}`: expected FILE.py, FILE.py:CLASS or MODULE:CLASS")
     try:
-        module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+        with environment.job_folder_first():
+            load = _load_file if module_name.endswith(".py") else importlib.import_module
+            module: Any = load(module_name)
     except ImportError as error:
         raise ConfigError(f"cannot import the method's module `{module_name}`: {error}") from None
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Method)
@@ -90,9 +93,9 @@ def load(text: str, trusted: bool = True) -> Type[Method]:
     return register_method(kinds[0])
 
 
-def _load_file(path: Path) -> Any:
+def _load_file(file: str) -> Any:
     """The module in a file; once, whatever it is asked for."""
-    path = path.expanduser().absolute()
+    path = Path(file).expanduser().absolute()
     name = f"odsgd_method_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]

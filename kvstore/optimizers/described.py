@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, unknown
+from kvstore.job import environment
 from kvstore.optimizers import formulas, torch_formulas
 from kvstore.optimizers.formulas import Formula
 
@@ -192,7 +193,8 @@ def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
                           "which a server could trust the request; start it with `odsgd launch`")
     if not module.startswith("kvstore."):
         from kvstore.engine import _mxnet  # noqa: F401  in a server no other import of MXNet would return
-    kind: Any = getattr(importlib.import_module(module), name, None)
+    with environment.job_folder_first():
+        kind: Any = getattr(importlib.import_module(module), name, None)
     mxnet: Any = sys.modules.get("mxnet")
     bases = [*([mxnet.optimizer.Optimizer] if mxnet else []), Formula]
     base = next((one for one in bases if isinstance(kind, type) and issubclass(kind, one)), None)

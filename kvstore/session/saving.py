@@ -59,6 +59,10 @@ def load_worker(session: Session, saved: Saved) -> None:
     arrays, meta = saved
     session.counted.extend(meta.get("counted", []))
     session.sampled.extend(meta.get("sampled", []))
+    rounds = session.method.takes == "weights" and session.sends_at_once
+    if rounds and len(session.sampled) == session.sampled.maxlen:  # 0.4.0 kept what was sent, too
+        session.counted.clear()
+        session.sampled.clear()
     for bucket in session.buckets:
         flats = {name: layout.join(bucket, arrays, name + "/") for name in of_bucket(session, bucket, meta["arrays"])}
         worker = session.workers[bucket.id]

@@ -368,14 +368,15 @@ class Session:
         return [one for one in range(method.fragments(own)) if method.due(own, self.step.t, one)]
 
     @property
-    def _sends_at_once(self) -> bool:
+    def sends_at_once(self) -> bool:
+        """Whether all that it sends has one turn."""
         return self.method.fragments(self._own_options) == 1
 
     def unsent(self) -> Tuple[int, int]:
         """Steps of this worker since it sent last, and from one exchange to the next."""
         every = self.method.intervals(self._own_options)[0]
         if self.method.takes == "weights":
-            return len(self.sampled) if self._sends_at_once else 0, every  # else some always lack steps
+            return len(self.sampled) if self.sends_at_once else 0, every  # else some always lack steps
         return self.step.t % every if self.method.asynchronous else 0, every  # sasgd adds up what is unsent
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
@@ -385,7 +386,7 @@ class Session:
         worker = self.workers[bucket.id]
         before = worker.last_exchange
         w = self.w_local[bucket.id] = worker.iterate(x, step)
-        if worker.last_exchange is not before and self._sends_at_once and bucket is self.buckets[-1]:
+        if worker.last_exchange is not before and self.sends_at_once and bucket is self.buckets[-1]:
             self.counted.clear()  # another round begins
             self.sampled.clear()
         return w

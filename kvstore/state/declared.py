@@ -25,10 +25,14 @@ def arrays_of(owner: Any) -> Dict[str, Array]:
 
 
 def check(owner: Any, like: Array) -> None:
-    """ConfigError if it has an array such as `like` by a name that is neither declared nor begins with `_`."""
+    """ConfigError if it has an array such as `like` by a name that is neither declared nor begins with `_`. A number,
+    or one of each worker, may be as long as a small bucket.
+    """
+    if like.size <= max(1, owner.num_workers):
+        return
     for name, value in vars(owner).items():
         told = name in owner.arrays or name.startswith("_")
-        if not told and isinstance(value, type(like)) and value.shape == like.shape:
+        if not told and isinstance(value, type(like)) and (value.shape, value.dtype) == (like.shape, like.dtype):
             raise ConfigError(f"{type(owner).__name__} has an array in `{name}`, which no checkpoint would keep; "
                               f"declare it in its `arrays`, or call it `_{name}` if nothing of it lasts")
 
@@ -42,9 +46,13 @@ def saved(owner: Any) -> Tuple[Dict[str, Array], Dict[str, Any]]:
 def _plain(value: Any, where: str) -> Any:
     """A copy of a fact as JSON has it."""
     if isinstance(value, dict):
-        return {_plain(key, where): _plain(one, where) for key, one in value.items()}
+        return {_scalar(key, where): _plain(one, where) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(one, where) for one in value]
+    return _scalar(value, where)
+
+
+def _scalar(value: Any, where: str) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, (str, int, float, type(None))):
         raise ConfigError(f"fact {where}: expected numbers, text, lists or dictionaries of them, got "

@@ -112,6 +112,7 @@ class Replicas(WeightsOnWorkers, Replicated):
         self.ring = ring
         self._sums: Dict[int, engine.InTurn] = {}
         self._asked: Dict[int, Deque[Pending]] = {}  # the sums that may be read, by bucket
+        self._exchanged = False  # workers have asked for W, perhaps beside other sums
         self._rooms: Dict[int, NDArray] = {}  # the next sums, where gradients are put in their place
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -132,7 +133,7 @@ class Replicas(WeightsOnWorkers, Replicated):
         return self._rooms.get(bucket.id)
 
     def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
-        self.adds = True
+        self.adds = not self._exchanged
         return self._sum(bucket, array, lr)
 
     def _sum(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
@@ -145,6 +146,7 @@ class Replicas(WeightsOnWorkers, Replicated):
         return total
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
+        self._exchanged, self.adds = True, False
         # In one process `result` makes U read the sum before, whose array the next one takes.
         w, after = self._last_exchange[bucket.id].result(), self._weights[bucket.id].next()
         update = self.updates[bucket.id]

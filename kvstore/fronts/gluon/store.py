@@ -179,7 +179,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                 self._lanes_of.setdefault(key, []).append(lane)
         loaded = self._saved is not None
         self._open(lanes)
-        if loaded and not self._left_own():
+        if loaded and not (self._left_own() or any(one.own is not None for one in self._keyed.values())):
             raise ConfigError("at the first step the network holds others than this worker's saved weights: call "
                               "load_state before broadcast, and set parameters from `local/NAME`")
         self._check_settings(optimizer)

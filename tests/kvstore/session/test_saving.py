@@ -293,6 +293,28 @@ def test_a_first_gradient_at_other_weights_than_the_saved_ones_is_refused(when: 
     Stage(2).run(work)
 
 
+def test_a_store_that_has_arrays_of_its_own_goes_on_though_the_script_cannot_write_them() -> None:
+    def made() -> Any:
+        store, w = kvstore.create("local"), mx.nd.zeros(2)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+        store.init("w", w)
+        return store, w
+
+    def step(store: Any, w: Any) -> List[float]:
+        store.push("w", mx.nd.ones(2))
+        store.pull("w", w)
+        return list(w.asnumpy())
+
+    store, w = made()
+    step(store, w)
+    worker, server = store.worker_state(), store.server_state()
+    store.close()
+    store, w = made()
+    store.load_state(worker, server)
+    w[:] = worker[0]["local/w"]
+    assert step(store, w) == [-1, -1]
+
+
 def test_states_of_another_form_are_refused_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "states"
     with open(file, "wb") as out:

@@ -119,14 +119,15 @@ def test_an_array_that_is_not_declared_is_told_before_a_checkpoint_lacks_it(
 
     monkeypatch.setattr(SSGD, side, Remembers)
 
-    def step() -> None:
-        store, w = kvstore.create("ssgd", Stage(1).worker(0)), mx.nd.ones(3)
+    def step(size: int = 3) -> None:
+        store, w = kvstore.create("ssgd", Stage(1).worker(0)), mx.nd.ones(size)
         store.set_optimizer(mx.optimizer.SGD())
         store.broadcast("w", w, w)
         store.pushpull("w", w, w)
 
     with pytest.raises(ConfigError, match="Remembers has an array in `v`, which no checkpoint would keep; declare it"):
         step()
+    step(1)  # as long as a number
     monkeypatch.setattr(Remembers, "arrays", {"v": "momentum"})
     step()
 
@@ -137,4 +138,7 @@ def test_a_fact_may_be_numpys_number_and_one_that_json_lacks_is_named() -> None:
     assert saved(rule)[1] == {"version": 9, "staleness": {"0 3": 0.5}}
     rule.staleness["sum"] = np.ones(2)  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"fact Counting\.staleness: expected numbers, text, .*; arrays are declared"):
+        saved(rule)
+    rule.staleness = {(1, 2): 3}  # type: ignore[assignment,dict-item]
+    with pytest.raises(ConfigError, match=r"fact Counting\.staleness: expected numbers, .*got `\(1, 2\)`"):
         saved(rule)

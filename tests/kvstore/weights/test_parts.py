@@ -143,6 +143,14 @@ class AddsAlone(Synchronous):
         return self.weights_holder.allreduce(self.bucket, grad, step.lr).result()
 
 
+class AddsBeside(Synchronous):
+    """Sums something else, too."""
+
+    def iterate(self, grad: Any, step: Step) -> Any:
+        self.weights_holder.allreduce(self.bucket, grad * grad, step.lr).result()
+        return super().iterate(grad, step)
+
+
 class Adding(SSGD):
     name = "adding"
     worker = AddsAlone
@@ -167,3 +175,19 @@ def test_a_sum_is_had_of_a_ring_and_is_not_taken_for_weights(kind: str, said: st
     stage = Stage(2)
     with pytest.raises(ConfigError, match=said):
         stage.run(work, getattr(stage, kind))
+
+
+def test_a_ring_that_also_brings_weights_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "adding", Adding)
+    monkeypatch.setattr(Adding, "worker", AddsBeside)
+
+    def work(transport: Transport) -> float:
+        store, w = kvstore.create("adding", transport), mx.nd.ones(3)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+        store.broadcast(0, w, w)
+        store.pushpull(0, mx.nd.ones(3), out=w)
+        with store.global_weights():
+            return float(w.asnumpy()[0])
+
+    stage = Stage(2)
+    assert stage.run(work, stage.ring_worker) == [0.5] * 2
