@@ -139,6 +139,6 @@ def test_a_fact_may_be_numpys_number_and_one_that_json_lacks_is_named() -> None:
     rule.staleness["sum"] = np.ones(2)  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"fact Counting\.staleness: expected numbers, text, .*; arrays are declared"):
         saved(rule)
-    rule.staleness = {(1, 2): 3}  # type: ignore[assignment,dict-item]
+    rule.staleness = {(1, 2): 3}  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"fact Counting\.staleness: expected numbers, .*got `\(1, 2\)`"):
         saved(rule)
