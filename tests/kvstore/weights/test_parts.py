@@ -157,37 +157,29 @@ class Adding(SSGD):
     transports: ClassVar = ("server", "ring", "sharded")
 
 
+def shown(transport: Transport) -> float:
+    """The global weights after a step from 1 at the rate 1/2, by the gradient 1."""
+    store, w = kvstore.create("adding", transport), mx.nd.ones(3)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    store.broadcast(0, w, w)
+    store.pushpull(0, mx.nd.ones(3), out=w)
+    with store.global_weights():
+        return float(w.asnumpy()[0])
+
+
 @pytest.mark.parametrize("kind, said", [
     ("worker", "which only a ring has"), ("sharded_worker", "which only a ring has"),
     ("ring_worker", r"AddsAlone calls `allreduce`, .*; write its `global_weights\(step\)`")])
 def test_a_sum_is_had_of_a_ring_and_is_not_taken_for_weights(kind: str, said: str,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.METHODS, "adding", Adding)
-
-    def work(transport: Transport) -> None:
-        store, w = kvstore.create("adding", transport), mx.nd.ones(3)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
-        store.broadcast(0, w, w)
-        store.pushpull(0, mx.nd.ones(3), out=w)
-        with store.global_weights():
-            """It would be a sum."""
-
     stage = Stage(2)
     with pytest.raises(ConfigError, match=said):
-        stage.run(work, getattr(stage, kind))
+        stage.run(shown, getattr(stage, kind))
 
 
 def test_a_ring_that_also_brings_weights_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.METHODS, "adding", Adding)
     monkeypatch.setattr(Adding, "worker", AddsBeside)
-
-    def work(transport: Transport) -> float:
-        store, w = kvstore.create("adding", transport), mx.nd.ones(3)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
-        store.broadcast(0, w, w)
-        store.pushpull(0, mx.nd.ones(3), out=w)
-        with store.global_weights():
-            return float(w.asnumpy()[0])
-
     stage = Stage(2)
-    assert stage.run(work, stage.ring_worker) == [0.5] * 2
+    assert stage.run(shown, stage.ring_worker) == [0.5] * 2
