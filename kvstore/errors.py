@@ -19,7 +19,7 @@ class ConfigError(ValueError):
         super().__init__(shortened(printable(str(message)), MOST_SAID))
 
 
-class LacksError(ConfigError, ImportError):
+class LacksError(ConfigError, ModuleNotFoundError):
     """What the options need is not on this host, which another may have."""
 
     exit_code = EXIT_FAILURE
