@@ -80,8 +80,11 @@ def imported(name: str, purpose: str) -> Any:
 
 
 def pyplot(purpose: str) -> Any:
-    """matplotlib's, which draws to files."""
-    imported("matplotlib", purpose).use("Agg")
+    """matplotlib's, which draws to files; ConfigError unless it is installed: a command of one host, not of a job."""
+    try:
+        imported("matplotlib", purpose).use("Agg")
+    except LacksError as error:
+        raise ConfigError(error) from None
     from matplotlib import pyplot
     return pyplot
 
