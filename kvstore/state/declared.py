@@ -28,7 +28,7 @@ def check(owner: Any, like: Array) -> None:
     """ConfigError if it has an array such as `like` by a name that is neither declared nor begins with `_`. A number,
     or one of each worker, may be as long as a small bucket.
     """
-    if like.size <= max(1, owner.num_workers):
+    if like.shape[0] <= max(1, owner.num_workers):
         return
     for name, value in vars(owner).items():
         told = name in owner.arrays or name.startswith("_")
