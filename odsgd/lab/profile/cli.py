@@ -1,6 +1,7 @@
 """``odsgd profile``."""
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -61,11 +62,17 @@ def _measured(config: TrainConfig) -> Dict[str, Any]:
     transport = wire.join(config.options.timeout_s) if os.environ.get("DMLC_ROLE") else None
     found: Dict[str, Any] = {}
     if transport is None or transport.worker_rank == 0:
-        worker, rules = processor.of_worker(config), processor.of_server(config)
-        lines = _megabytes(processor.of_lines())
+        _say("what a bucket costs a worker")
+        worker = processor.of_worker(config)
+        _say("what it costs a server, by the store")
+        rules = processor.of_server(config)
+        _say("the lines of stores that send weights, and the codecs")
+        lines, codecs = _megabytes(processor.of_lines()), _megabytes(processor.of_codecs())
+        _say(f"{config.model}, forward and backward")
         found = {"compute": passes.measure(config), "worker": {**_megabytes(worker), "stores": lines},
-                 "server": {"update": rules["ssgd"].megabyte, "rules": _megabytes(rules)},
-                 "codecs": _megabytes(processor.of_codecs())}
+                 "server": {"update": rules["ssgd"].megabyte, "rules": _megabytes(rules)}, "codecs": codecs}
+        if transport is not None:
+            _say("the links, and what a message costs")
     if transport is None:
         return found
     import numpy as np
@@ -80,6 +87,10 @@ def _measured(config: TrainConfig) -> Dict[str, Any]:
         elif goodput:
             found["links"] = {"goodput": goodput}
     return found
+
+
+def _say(what: str) -> None:
+    print(f"measuring {what}", file=sys.stderr, flush=True)
 
 
 def _megabytes(prices: Dict[str, Any]) -> Dict[str, float]:

@@ -39,13 +39,15 @@ def profiled(tmp_path: Path, *flags: str) -> Dict[str, Any]:
     return values
 
 
-def test_a_profile_of_one_worker_has_every_layer_and_every_rule(tmp_path: Path) -> None:
+def test_a_profile_of_one_worker_has_every_layer_and_every_rule(tmp_path: Path,
+                                                                capfd: pytest.CaptureFixture[str]) -> None:
     found = profiled(tmp_path, "--model", "mlp", "--kvstore", "odsgd", "--batch-size", "8")
     assert len(found["compute"]["layers"]) == 6
     assert {"gather", "step", "scatter", "stores"} == set(found["worker"])
     assert {"easgd", "eamsgd"} <= set(found["worker"]["stores"]), "x, v and x + delta v are the worker's own"
     assert {"ssgd", "asgd"} < set(found["server"]["rules"])
     assert "links" not in found, "there was no job"
+    assert "measuring mlp, forward and backward\n" in capfd.readouterr().err
 
 
 def test_an_emulated_accelerators_times_are_its_own(tmp_path: Path) -> None:
