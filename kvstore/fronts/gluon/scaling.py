@@ -87,6 +87,13 @@ def take_over(scaler: Any) -> Callable[[bool], None]:
     return tell
 
 
+def of_gradients(scaler: Any, trainer: Any) -> float:
+    """The loss scale that this step's gradients have: 1 after ``amp.unscale``. The scaler's may be the next step's."""
+    if hasattr(trainer, "_amp_original_scale"):
+        return float(trainer._amp_original_scale / trainer._scale)
+    return float(scaler.loss_scale)
+
+
 def check(scaler: Any, iteration: int, on_nan: str) -> None:
     """DivergedError where it is not the scale that makes gradients overflow."""
     if scaler.loss_scale < SMALLEST and on_nan in ("stop", "find"):

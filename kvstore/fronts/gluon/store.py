@@ -391,7 +391,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _share_of_an_example(self, optimizer: Any) -> float:
         """What its gradient counts in this worker's."""
-        loss_scale = 1.0 if self._scaler is None else self._scaler.loss_scale
+        loss_scale = 1.0 if self._scaler is None else scaling.of_gradients(self._scaler, self._trainer())
         return float(self._factor * loss_scale * optimizer.rescale_grad)
 
     def _iterate_bucket(self, step: Step, scale: float, lane: Lane) -> None:

@@ -46,12 +46,14 @@ def a_trainer(store: Any) -> Tuple[Any, Any]:
     return w, trainer
 
 
-def step(w: Any, trainer: Any, target: float, times: float) -> None:
+def step(w: Any, trainer: Any, target: float, times: float, examples: int = 1, unscale: bool = False) -> None:
     with mx.autograd.record():
         loss = times * (w.data() - target) ** 2 / 2
         with amp.scale_loss(loss, trainer) as scaled:
             mx.autograd.backward(scaled)
-    trainer.step(1)
+    if unscale:
+        amp.unscale(trainer)
+    trainer.step(examples)
 
 
 @pytest.mark.parametrize("name, kind, options", [
@@ -97,6 +99,15 @@ def test_workers_that_wait_for_nobody_scale_each_for_itself() -> None:
         return float(trainer._amp_loss_scaler.loss_scale)
 
     assert stage.run(work) == [2.0 ** 16, 2.0 ** 15]
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_the_examples_of_a_step_are_its_own_whatever_becomes_of_the_scale(unscale: bool) -> None:
+    store = kvstore.create("local")
+    w, trainer = a_trainer(store)
+    for times in (1.0, 1e38, 1.0, 1.0):  # the scale moves with the step after the overflow
+        step(w, trainer, 0.0, times, examples=4, unscale=unscale)
+        assert store.session.samples == 4.0
 
 
 def test_a_resumed_run_has_the_scale_and_the_iterations_that_were_saved() -> None:
