@@ -64,7 +64,7 @@ class LegacyStore(Store):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         if self.session.optimizer is None:
             self.push(key, value)
-            self.pull(key, value if out is None else out)
+            self.pull(key, value if out is None else out, ignore_sparse=False)
         else:
             super().pushpull(key, value, out)
 
@@ -115,7 +115,7 @@ class LegacyStore(Store):
             for array in arrays:
                 weight = self._weight(one, array)
                 if weight is not array:
-                    weight.copyto(array)
+                    (weight if array.stype == weight.stype else weight.tostype(array.stype)).copyto(array)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Write the rows `row_ids` of `key` after the last whole iteration into `out`, row-sparse arrays."""

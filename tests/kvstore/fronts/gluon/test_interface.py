@@ -81,6 +81,19 @@ def test_a_store_without_an_optimizer_adds_up_what_workers_push(reduction: str, 
     Stage(WORKERS).run(worker)
 
 
+def test_a_pushpull_without_an_optimizer_leaves_the_mean_in_row_sparse_gradients() -> None:
+    def worker(transport: Any) -> None:
+        store = kvstore.create("ssgd", transport=transport)
+        store.init("3", mx.nd.zeros((4, 3)))
+        grads = [rows((4, 3), [store.rank], store.rank + 1) for _ in range(2)]  # two devices
+        store.pushpull("3", grads)
+        for grad in grads:
+            assert grad.stype == "row_sparse" and grad.indices.asnumpy().tolist() == [0, 1, 2]
+            np.testing.assert_allclose(grad.asnumpy()[:, 0], [2 / 3, 4 / 3, 2, 0], rtol=1e-6)
+
+    Stage(WORKERS).run(worker)
+
+
 def test_arrays_of_the_script_are_not_the_stores() -> None:
     """As in MXNet: gradients that are summed, or weights that the script overwrites, change no value of the store."""
     def summed(transport: Any) -> None:
