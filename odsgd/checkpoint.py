@@ -14,7 +14,7 @@ With ``odsgd launch --max-restarts N`` such a script goes on by itself after a f
 """
 import contextlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterator, Optional, Tuple, Union
 
 from kvstore.errors import ConfigError, shown
 from kvstore.fronts.gluon.store import Store
@@ -31,7 +31,7 @@ def latest(folder: Union[str, Path]) -> int:
 
 
 def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int = 3,
-         to: Optional[str] = None) -> "CheckpointKeeper":
+         to: Optional[str] = None, newest: Optional[int] = None) -> "CheckpointKeeper":
     """Write a checkpoint after `every` iterations, and keep the last `kept`. Collective, before the first step.
 
     `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none as
@@ -40,7 +40,8 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     All parameters of `net` have shapes and values, and are dense. If `folder` holds a checkpoint it is gone on from:
     `net`, the store and the optimizer's state are as they were after that iteration. If there are as many workers, a
     Trainer without lr_scheduler, made before, has the rate of that iteration; set another after this call. Until
-    `close` no other job has the folder: that one is refused. A script with several networks gives each its own.
+    `close` no other job has the folder: that one is refused. A script with several networks gives each its own;
+    `newest`, where another's keeper begins, passes over later checkpoints, which a failure between the two may leave.
     """
     try:
         every, kept = map(integer(at_least=1).convert, (every, kept))
@@ -61,10 +62,11 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
         if parameter._data is None:
             raise ConfigError(f"checkpoint.keep: {name} has no shape or value yet; initialize the network and run one "
                               "batch through it first")
-    return CheckpointKeeper(store, net, Path(folder), every, kept, mirror.mirror_at(to))
+    return CheckpointKeeper(store, net, Path(folder), every, kept, mirror.mirror_at(to), newest)
 
 
-_kept: Set[Tuple[Path, int]] = set()
+_kept: Dict[Tuple[Path, int], int] = {}
+"""By folder and worker: the iteration that an open keeper of this process began at."""
 
 
 @contextlib.contextmanager
@@ -73,11 +75,11 @@ def _kept_once(folder: Path, worker_rank: int) -> Iterator[None]:
     if (folder, worker_rank) in _kept:
         raise ConfigError(f"checkpoint.keep: `{folder}` is this script's for another network already; give each its "
                           "own folder, or close that keeper first")
-    _kept.add((folder, worker_rank))
+    _kept[folder, worker_rank] = 0
     try:
         yield
     finally:
-        _kept.remove((folder, worker_rank))
+        del _kept[folder, worker_rank]
 
 
 class CheckpointKeeper:
@@ -87,7 +89,7 @@ class CheckpointKeeper:
     """
 
     def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int,
-                 second: Optional[CheckpointMirror]) -> None:
+                 second: Optional[CheckpointMirror], newest: Optional[int]) -> None:
         self._store, self._net, self._every = store, net, every
         self._writer = CheckpointWriter(folder, store, net, kept, self._warn, second)
         self.iteration = environment.joined_at()
@@ -97,11 +99,12 @@ class CheckpointKeeper:
             held.enter_context(disk.held(folder, store.rank))
             held.enter_context(mirror.held(second, store.rank))
             if not environment.joined():
-                self._resume(folder, second)
+                self._resume(folder, second, newest)
+                self._compare(folder)
             self._held = held.pop_all()
 
-    def _resume(self, folder: Path, second: Optional[CheckpointMirror]) -> None:
-        manifest, warnings = resuming.resume(folder, self._store, self._net, self._check, second)
+    def _resume(self, folder: Path, second: Optional[CheckpointMirror], newest: Optional[int]) -> None:
+        manifest, warnings = resuming.resume(folder, self._store, self._net, self._check, second, newest=newest)
         for line in warnings:
             self._warn(line)
         if manifest:
@@ -109,6 +112,15 @@ class CheckpointKeeper:
             resumed = f"resumed from {folder / str(self.iteration)}{self._resume_rate()}"
             if self._store.rank == 0:
                 print(resumed, flush=True)
+
+    def _compare(self, folder: Path) -> None:
+        """Warn if another keeper of this worker has begun at another iteration."""
+        _kept[folder.resolve(), self._store.rank] = self.iteration
+        for (other, worker_rank), iteration in list(_kept.items()):  # other threads have theirs
+            if worker_rank == self._store.rank and iteration != self.iteration:
+                self._warn(f"`{folder}` goes on from iteration {self.iteration}, and `{other}`, another network of "
+                           f"this script, from {iteration}; where one loop trains both, let keep have newest= for the "
+                           "later one (docs/how-to/checkpoints.md)")
 
     def _resume_rate(self) -> str:
         """Give a trainer without a schedule the rate of the last step; text if it had another.

@@ -101,6 +101,33 @@ def test_two_networks_of_a_script_have_a_folder_each(tmp_path: Path) -> None:
     checkpoint.keep(store, net, tmp_path / "a", every=1).close()
 
 
+def test_two_networks_go_on_from_one_iteration_though_one_was_saved_later(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def go_on(name: str, steps: int, newest: Optional[int] = None) -> Any:
+        net, store = nn.Dense(1, in_units=1, prefix=f"{name}_"), kvstore.create("local")
+        net.initialize()
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+        keeper = checkpoint.keep(store, net, tmp_path / name, every=1, newest=newest)
+        for _ in range(steps):
+            with mx.autograd.record():
+                loss = net(mx.nd.ones((1, 1)))
+            loss.backward()
+            trainer.step(1)
+            keeper.step()
+        return keeper
+
+    for name, steps in (("d", 2), ("g", 1)):
+        go_on(name, steps).close()
+    for newest, begun, told in ((1, 1, 0), (None, 2, 1), (0, 0, 1)):
+        g = go_on("g", 0)
+        d = go_on("d", 0, newest)
+        assert (g.iteration, d.iteration) == (1, begun)
+        assert capsys.readouterr().out.count(f"warning: `{tmp_path / 'd'}` goes on from iteration {begun}, and `"
+                                             f"{tmp_path / 'g'}`, another network of this script, from 1; ") == told
+        d.close()
+        g.close()
+
+
 @pytest.mark.parametrize("kind, said", [
     (dict(shape=(2, 0), allow_deferred_init=True), "has no shape or value yet; initialize the network and run"),
     (dict(shape=(2, 3), stype="row_sparse"), "is row_sparse, and only dense weights can be kept"),

@@ -50,15 +50,18 @@ def check_saved(root: Path, there: Sequence[int], second: Optional[CheckpointMir
 
 
 def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],
-           second: Optional[CheckpointMirror] = None, required: bool = False) -> Tuple[Dict[str, Any], List[str]]:
+           second: Optional[CheckpointMirror] = None, required: bool = False,
+           newest: Optional[int] = None) -> Tuple[Dict[str, Any], List[str]]:
     """Go on from the newest complete checkpoint that every worker finds whole; its manifest, and what to warn of.
-    Without a checkpoint the manifest is empty, or, if one is `required`, worker 0 raises ConfigError.
+    Without a checkpoint the manifest is empty, or, if one is `required`, worker 0 raises ConfigError. Those of later
+    iterations than `newest` do not count.
 
     `check`: raises ConfigError on worker 0 for a manifest of another run. Collective, before the trainer's first step.
     Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
     not in `root` any more comes from the `second` place.
     """
     there, warnings = complete(root, second) if store.rank == 0 else ([], [])
+    there = [iteration for iteration in there if newest is None or iteration <= newest]
     older = check_saved(root, there, second) if store.rank == 0 else []
     if required and store.rank == 0 and not there:
         raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
