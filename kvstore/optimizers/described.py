@@ -5,6 +5,8 @@ import json
 import sys
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
+import numpy as np
+
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, unknown
@@ -154,7 +156,8 @@ def describe(optimizer: Optimizer) -> Dict[str, Any]:
     if kind.__module__ == "__main__":
         raise ConfigError(f"optimizer {kind.__name__} is defined in the script itself, which servers cannot import; "
                           "move it to a module of its own")
-    settings = {name: value for name, value in vars(optimizer).items() if name not in _NOT_CARRIED}
+    settings = {name: value.item() if isinstance(value, np.generic) else value  # NumPy's numbers as Python's
+                for name, value in vars(optimizer).items() if name not in _NOT_CARRIED}
     for name, value in settings.items():
         try:
             json.dumps(value)
@@ -166,7 +169,8 @@ def describe(optimizer: Optimizer) -> Dict[str, Any]:
 
 def settings(optimizer: Optimizer) -> Dict[str, Any]:
     """What a script may set on a trainer's optimizer after it is made, but for rates, which follow."""
-    plain = {name: value for name, value in vars(optimizer).items() if isinstance(value, (int, float, str, type(None)))
+    plain = {name: value for name, value in vars(optimizer).items()
+             if isinstance(value, (int, float, str, type(None), np.generic))
              and name not in _FOLLOWED and not name.startswith("_")}
     return {**plain, "lr_mult": dict(optimizer.lr_mult), "wd_mult": dict(optimizer.wd_mult)}
 

@@ -227,4 +227,5 @@ def _check_updates(who: str, asked: Any) -> None:
     if (os.environ.get("MXNET_UPDATE_ON_KVSTORE") == "0") if unset else not asked:
         where = "MXNET_UPDATE_ON_KVSTORE=0 in the environment" if unset else "update_on_kvstore=False"
         raise ConfigError(f"the {who} is made with {where}, and these stores update the weights themselves; leave it "
-                          "out (docs/how-to/mxnet-kvstore.md)")
+                          "out, and clip gradients before the step (gluon.utils.clip_global_norm), or have a store "
+                          "without an optimizer sum them by pushpull (docs/how-to/mxnet-kvstore.md)")

@@ -160,6 +160,7 @@ class LegacyStore(Store):
 
         Where `state_is_shared`, all call it, and each writes its file.
         """
+        self._check_begun("save_optimizer_states (trainer.save_states)")
         if not self._resumes_from_optimizer:
             warn_once(f"saved optimizer states alone will not continue this `{self.name}` run in another job, {_MORE}")
         arrays, meta = self.server_state()

@@ -97,6 +97,14 @@ def test_an_optimizer_survives_as_text(name: str) -> None:
     np.testing.assert_array_equal(w.asnumpy(), copied.asnumpy())
 
 
+def test_numbers_of_numpy_are_settings_as_pythons_are() -> None:
+    optimizer = mx.optimizer.SGD(learning_rate=np.float32(0.5), wd=np.float32(0.25), momentum=np.float16(0.75))
+    assert described.describe(optimizer) == described.describe(mx.optimizer.SGD(0.75, learning_rate=0.5, wd=0.25))
+    before = described.settings(optimizer)
+    optimizer.wd = np.float32(0.125)
+    assert described.settings(optimizer) != before
+
+
 def test_an_optimizer_with_a_setting_that_is_no_json_is_refused_by_name() -> None:
     optimizer = mx.optimizer.SGD()
     optimizer.callback = print

@@ -102,7 +102,8 @@ def test_a_trainer_has_the_store_that_it_named(monkeypatch: pytest.MonkeyPatch) 
 def test_a_trainer_or_a_module_that_would_update_the_weights_itself_is_refused_when_it_is_made(
         monkeypatch: pytest.MonkeyPatch) -> None:
     for store in ("odsgd", kvstore.create("local")):
-        with pytest.raises(ConfigError, match="made with update_on_kvstore=False, and these stores update the weights"):
+        with pytest.raises(ConfigError, match="made with update_on_kvstore=False, and these stores update the weights "
+                                              "themselves; leave it out, and clip gradients before the step"):
             trainer(kvstore=store, update_on_kvstore=False)
     trainer(kvstore="device", update_on_kvstore=False)
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")

@@ -212,6 +212,8 @@ def test_state_before_the_first_step_and_of_another_store_is_refused() -> None:
     store = make()
     with pytest.raises(ConfigError, match="worker_state before the first step"):
         store.worker_state()
+    with pytest.raises(ConfigError, match=r"^save_optimizer_states \(trainer\.save_states\) before the first step"):
+        store.save_optimizer_states("never written")
     with pytest.raises(ConfigError, match="the saved state is of a `odsgd` store, this one is `ssgd`"):
         store.load_state(({}, {"store": "odsgd", "iteration": 3, "lr": 0.1, "lr_local": 0.1, "arrays": {"w@0": []},
                                "facts": {"w@0": {}}, "optimizer_local": {}, "versions": {}}))
