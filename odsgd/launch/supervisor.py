@@ -421,7 +421,7 @@ class Supervisor:
         self.agents.close()
         for process in self.plan.processes:  # an agent may have been killed before its processes had met
             for path in process.files if process.host.here else ():
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # the name is free by now, and may be another user's
                     os.unlink(path)
 
     def _announce(self, verdict: Verdict) -> None:

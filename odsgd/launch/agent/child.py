@@ -30,7 +30,7 @@ MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASK
 MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
 """Variables in which mpirun describes the agent; a process that used them would write into the agent's connection."""
 
-unless_gone = contextlib.suppress(ProcessLookupError, PermissionError, FileNotFoundError)
+unless_gone = contextlib.suppress(ProcessLookupError, PermissionError, FileNotFoundError, IsADirectoryError)
 
 
 class StartError(Exception):

@@ -68,6 +68,8 @@ CERTIFICATE = "-----BEGIN CERTIFICATE"
 NUMBER_NBYTES = 8
 """Of a socket's number, with which its name ends. In one record of TLS, so that it is received whole."""
 LET_IN = b"\1"
+ESTABLISHED = "01"
+"""A connection's state in the kernel's table."""
 
 End = Union[socket.socket, ssl.SSLSocket]
 
@@ -156,7 +158,7 @@ class Tunnel:
         for name in [name for name, (_, lasts) in self._remote.items() if lasting or not lasts]:
             listener, _ = self._remote.pop(name)
             if not _is_port(name):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):
                     os.unlink(name)
             self._selector.unregister(listener)
             listener.close()
@@ -386,13 +388,14 @@ def bound(name: str) -> socket.socket:
 
 
 def _is_mine(link: socket.socket) -> bool:
-    """Whether the other end of a connection within this host belongs to this user."""
+    """Whether the other end of a connection within this host belongs to this user; of a closed one the kernel says
+    that it is root's."""
     if link.family == socket.AF_UNIX:
         return True
     ends = [_in_table(*link.getpeername()), _in_table(*link.getsockname())]
     with open("/proc/self/net/tcp", encoding="ascii") as table:
         rows = map(str.split, table)
-        return any(row[1:3] == ends and row[7] == str(os.geteuid()) for row in rows)
+        return any(row[1:4] == [*ends, ESTABLISHED] and row[7] == str(os.geteuid()) for row in rows)
 
 
 def _in_table(address: str, port: int) -> str:

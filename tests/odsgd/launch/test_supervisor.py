@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 import pytest
 
 from odsgd.launch import messages
+from odsgd.launch.agent.child import unless_gone
 from odsgd.launch.hosts import agents as hosts_agents
 from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
@@ -221,3 +222,21 @@ def test_a_joiner_hears_which_others_are_lost(monkeypatch: pytest.MonkeyPatch) -
     supervisor.status_file.close()
     for fd in (ours, theirs):
         os.close(fd)
+
+
+def test_what_another_user_makes_at_the_name_of_a_socket_is_no_failure() -> None:
+    asked = job(1, 1)
+    plan = make_plan(asked, ROOT)
+    with contextlib.closing(StatusFile()) as status_file:
+        supervisor = Supervisor(asked, plan, Console(), status_file, MissingHosts(asked, [], 0.0))
+        taken = [Path(path) for process in plan.processes for path in process.files]
+        for path in taken:
+            path.mkdir()  # that of root cannot be removed by `unlink` either
+        try:
+            supervisor._close()
+            with unless_gone:  # as the agent does
+                os.unlink(taken[0])
+        finally:
+            for path in taken:
+                path.rmdir()
+    assert taken

@@ -170,6 +170,14 @@ def test_a_remote_socket_at_a_port_leads_on_for_this_user_and_for_no_other(certi
             listener.accept()
 
 
+def test_a_caller_that_has_closed_is_not_taken_for_root() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, \
+            socket.create_connection(listener.getsockname()) as near, listener.accept()[0] as far:
+        assert tunnel._is_mine(far)
+        near.close()
+        assert not tunnel._is_mine(far)
+
+
 def test_a_port_is_kept_by_the_tunnel_until_its_process_listens(certificate: str,
                                                                                  folder: Path) -> None:
     (port,) = new_ports(1)
