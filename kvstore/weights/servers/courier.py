@@ -31,6 +31,8 @@ CHALLENGE_NBYTES = 32
 HELLO_NBYTES = 1024  # at most
 ACCEPT_AGAIN_S, CALL_AGAIN_S = 0.1, 0.05
 WELCOME_S = 30.0  # within which a caller says who it is
+MOST_UNPROVEN, UNDISTURBED_S = 64, 5.0
+"""When this many callers have not said who they are, further ones wait, and those of this age are closed."""
 LINK_DOWN, DOWN_WITHIN_S = (errno.EHOSTUNREACH, errno.ENETUNREACH), 60.0
 """Errors of a call whose link is down, and how long it may be: a firewall that refuses us looks the same."""
 
@@ -189,25 +191,43 @@ def call_again(address: str, sender: int, timeout_s: float, comes_later: Collect
 def take_calls(listener: socket.socket, timeout_s: float, called: Callable[[socket.socket, int, Dict[str, Any]], None]
                ) -> None:
     """Begin to take calls; `called` gets each one of this job, who it is and what it says, on a thread of its own."""
+    unproven: Dict[socket.socket, float] = {}  # with the time of the call, oldest first
+
     def serve(connection: socket.socket) -> None:
         found: Optional[Tuple[int, Dict[str, Any]]] = None
         with contextlib.suppress(OSError):
             found = welcome(connection, min(timeout_s, WELCOME_S))
-        if found is None:
+        if not unproven.pop(connection, 0.0) or found is None:
             connection.close()
         else:
             called(connection, *found)
 
     def accept() -> None:
         while True:
+            _make_room(unproven)
             try:
                 connection, _ = listener.accept()
             except OSError:
-                time.sleep(ACCEPT_AGAIN_S)  # strangers hold all descriptors, or one went before it was heard
+                time.sleep(ACCEPT_AGAIN_S)  # this process has no descriptor left, or one went before it was heard
                 continue
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()  # a stranger may be silent
+            unproven[connection] = time.monotonic()
+            try:
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()  # a stranger may be silent
+            except RuntimeError:  # this user has no thread left
+                del unproven[connection]
+                connection.close()
 
     threading.Thread(target=accept, name="kvstore-calls", daemon=True).start()
+
+
+def _make_room(unproven: Dict[socket.socket, float]) -> None:
+    """Wait until there are few of these; meanwhile close old ones."""
+    while len(unproven) >= MOST_UNPROVEN:
+        time.sleep(ACCEPT_AGAIN_S)
+        for connection, since in list(unproven.items()):
+            if time.monotonic() - since > UNDISTURBED_S and unproven.pop(connection, 0.0):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # its thread then ends
 
 
 def welcome(connection: socket.socket, timeout_s: float) -> Optional[Tuple[int, Dict[str, Any]]]:

@@ -182,6 +182,19 @@ def test_a_silent_stranger_holds_up_nobody(hub: Hub) -> None:
         assert client.answer()[0][-1] == BEGIN
 
 
+def test_silent_strangers_are_few_at_a_time(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(courier, "MOST_UNPROVEN", 2)
+    monkeypatch.setattr(courier, "UNDISTURBED_S", 0.1)
+    host, _, port = hub.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((host, int(port)), PATIENCE_S)) for _ in range(3)]
+        for stranger in silent[:2]:
+            assert len(stranger.recv(100)) == courier.CHALLENGE_NBYTES
+            assert stranger.recv(1) == b""  # it had to go
+        Client(hub, 0)
+        until(lambda: 0 in hub._couriers, PATIENCE_S)
+
+
 def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
     hub.open({KEY: SIZE}, TrafficSettings(codec="float16"))
     host, _, port = hub.address.rpartition(":")

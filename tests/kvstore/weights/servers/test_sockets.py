@@ -116,6 +116,21 @@ def test_a_worker_calls_a_server_again_when_the_link_is_up_again(
     assert not [*down]
 
 
+def test_a_call_for_which_there_is_no_thread_ends_and_the_next_one_is_taken(
+        scheduler: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(**_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    taken: queue.Queue[socket.socket] = queue.Queue()
+    courier.take_calls(courier.listen_at(f"{tmp_path}/server"), PATIENCE_S, lambda call, *_: taken.put(call))
+    with monkeypatch.context() as patched, socket.socket(socket.AF_UNIX) as caller:
+        patched.setattr(threading, "Thread", none_left)
+        caller.connect(f"{tmp_path}/server")
+        assert caller.recv(1) == b""
+    with courier.call(f"{tmp_path}/server", 0, PATIENCE_S):
+        taken.get(timeout=PATIENCE_S).close()
+
+
 def test_a_process_of_another_job_is_told_that_it_is_a_stranger(
         scheduler: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sign = commands.Signer
