@@ -13,6 +13,7 @@ import importlib.util
 import itertools
 import os
 import queue
+import socket
 import threading
 import traceback
 from datetime import timedelta
@@ -223,7 +224,7 @@ class _Group:
         connecting()
         with self._meeting():
             if self.ours:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s) + LATER)
+                _begin_group(timedelta(seconds=timeout_s) + LATER)
             if group is not None and dist.get_rank(group) < 0:
                 raise ConfigError(f"rank {dist.get_rank()} is not in the group that the store is made of; make it on "
                                   "the ranks of the group alone")
@@ -289,6 +290,25 @@ class _Group:
         if self.ours and dist.is_initialized():  # else the script has ended it
             dist.destroy_process_group()
         report("done", at=pulse.at)
+
+
+def _begin_group(timeout: timedelta) -> None:
+    meeting_place = _meeting_place()
+    dist.init_process_group("gloo", timeout=timeout)
+    del meeting_place  # the group has it, too
+
+
+def _meeting_place() -> Any:
+    """What rank 0's process group finds at its port, open at MASTER_ADDR alone; by itself it listens on all interfaces.
+
+    None: this is another rank, or MASTER_ADDR is a name, or no address of this machine.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if environment.launched() and os.environ["RANK"] == "0" and socket.inet_aton(at[0]):
+            return dist.TCPStore(*at, is_master=True, wait_for_workers=False, multi_tenant=True,
+                                 master_listen_fd=socket.create_server(at).detach(), use_libuv=False)
+    return None
 
 
 def _checked(array: NDArray, check: Optional[Check]) -> np.ndarray:

@@ -1,4 +1,6 @@
 """When a script's process group takes the place of MPI. Jobs over gloo are in tests/contract and tests/integration."""
+import os
+import socket
 from pathlib import Path
 from typing import List
 
@@ -24,6 +26,21 @@ def test_what_is_secure_goes_by_no_process_group(monkeypatch: pytest.MonkeyPatch
         assert not gloo.instead_of_mpi()
         with pytest.raises(ConfigError, match="--secure protects no messages"):
             od.create("dsync", group=torch.distributed.group.WORLD)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_group_of_a_stores_own_meets_at_no_address_but_the_masters(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name, value in {"ODSGD_REPORT_FD": os.devnull, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                        "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    gloo._begin_group(gloo.LATER)
+    try:
+        torch.distributed.barrier()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
     finally:
         torch.distributed.destroy_process_group()
 
