@@ -215,7 +215,7 @@ def exposure(address: str) -> Optional[str]:
     """
     if ipaddress.ip_address(address).is_private:
         return None
-    return (f"warning: the job listens at {address}, which is no private address; anyone who can reach its ports can "
+    return (f"the job listens at {address}, which is no private address; anyone who can reach its ports can "
             "read the weights and end it (docs/explanation/security.md). Name another address with --host-ip, or "
             "close the ports to others")
 

@@ -28,7 +28,7 @@ from odsgd.launch.policy.restarts import Attempt, Membership, decide
 from odsgd.launch.view import overview
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.overview import Overview
-from odsgd.launch.view.status_file import StatusFile
+from odsgd.launch.view.status_file import StatusFile, taken
 
 REJOIN_EVERY_S = 2.0
 """The pause between two attempts to start a job that lacks a host or a worker."""
@@ -53,8 +53,8 @@ def run(job: Job) -> int:
     before: Optional[Attempt] = None
     membership, attempts, restarts_used = Membership(job), itertools.count(), 0
     host = scheduler_host(job)
-    for warning in filter(None, (None if job.secure else exposure(host), _raise_open_file_limit(job))):
-        console.say(warning)
+    for warning in filter(None, (None if job.secure else exposure(host), _raise_open_file_limit(job), taken())):
+        console.say(f"warning: {warning}")
     with early.exit_on_signals(), contextlib.closing(StatusFile()) as status_file, console.flushed():
         ssh.check_programs(job)
         ssh.check_tunnels(job, host)
@@ -97,7 +97,7 @@ def _raise_open_file_limit(job: Job) -> Optional[str]:
     files = OPEN_FILES + OPEN_FILES_PER_PROCESS * (job.num_workers + job.num_servers)
     if job.launcher == "local" or linux.allow_files(files):
         return None
-    return (f"warning: this job may need {files} open files, and the launcher may not open so many; if agents do not "
+    return (f"this job may need {files} open files, and the launcher may not open so many; if agents do not "
             "call, raise the limit (`ulimit -Hn`)")
 
 

@@ -95,6 +95,19 @@ def running() -> Dict[int, Facts]:
     return {job: facts for job, facts in zip(jobs, map(read, jobs)) if facts is not None}
 
 
+def taken() -> Optional[str]:
+    """That this user's jobs cannot be watched, because another thing has the folder's name; None: it has not."""
+    try:
+        status = folder().lstat()
+    except OSError:
+        return None
+    if _is_ours(folder()):
+        return None
+    return (f"`odsgd watch` and `odsgd join` cannot reach this user's jobs: `{folder()}` belongs to user "
+            f"{status.st_uid} ({stat.filemode(status.st_mode)}), expected a folder that only user {os.getuid()} can "
+            "write; have it removed, and start the job again")
+
+
 def _is_ours(path: Path) -> bool:
     """Whether only this user can write there."""
     try:

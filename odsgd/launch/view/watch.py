@@ -56,8 +56,8 @@ def found(asked: Optional[str]) -> int:
         return meant[0]
     there = "; ".join(f"{job}: {facts.get('command')}" for job, facts in jobs.items())
     if not jobs:
-        raise ConfigError("no job of this user runs on this machine; start one with `odsgd launch`, and watch it where "
-                          "it was launched")
+        raise ConfigError(status_file.taken() or "no job of this user runs on this machine; start one with `odsgd "
+                          "launch`, and watch it where it was launched")
     if asked is None:
         raise ConfigError(f"{len(jobs)} jobs run; name one of them by its number: {there}")
     raise ConfigError(f"`{asked}` is no job that runs here, nor the folder of its run; there are {there}")

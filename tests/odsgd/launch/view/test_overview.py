@@ -2,6 +2,7 @@
 import doctest
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any, Dict
 import pytest
 
 from kvstore.errors import ConfigError
+from odsgd.launch import supervisor
 from odsgd.launch.view import join, status_file, watch
 from odsgd.launch.view.overview import Overview, line
+from tests.odsgd.launch.jobs import job
 
 HOSTS = {"scheduler": "here", "server 0": "here", "worker 0": "here", "worker 1": "there"}
 RUN = {"total": 440, "head": "epoch 2/20", "tail": "loss 0.25, 91 samples/s, accuracy 91%", "out": "/runs/one"}
@@ -215,6 +218,18 @@ def test_a_job_is_found_by_the_folder_of_its_run_also_while_it_starts(
         with pytest.raises(ConfigError, match="`other` is no job that runs here, nor the folder of its run"):
             watch.found("other")
     note.close()
+
+
+def test_a_folder_that_is_another_users_is_named_at_the_launch_and_to_who_watches(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(status_file, "SHARED", str(tmp_path))
+    status_file.folder().mkdir()
+    status_file.folder().chmod(0o777)  # anybody can write there, as in one that is another user's
+    words = f"cannot reach this user's jobs: `{status_file.folder()}` belongs to user {os.getuid()} (drwxrwxrwx), "
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        watch.main([])
+    assert supervisor.run(job(1, 0, command=(sys.executable, "-c", "pass"))) == 0
+    assert words in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["x" * 250, "a\u00a0b", "nu\udcff"])
