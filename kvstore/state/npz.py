@@ -40,7 +40,12 @@ def write_npz(file: BinaryIO, arrays: Dict[str, np.ndarray], meta: Any) -> None:
 
 
 def _read(opened: BinaryIO) -> Tuple[Dict[str, np.ndarray], Any]:
+    size = opened.seek(0, io.SEEK_END)
+    opened.seek(0)
     with np.load(opened, allow_pickle=False) as file:
+        held = sum(entry.file_size for entry in file.zip.infolist())
+        if held > size:
+            raise ValueError(f"{held} bytes of arrays in a file of {size}; no store compresses them")
         arrays = {name: file[name] for name in file.files}
     return arrays, json.loads(arrays.pop(META).tobytes().decode())
 
