@@ -34,7 +34,8 @@ def held(folder: Path, rank: int = 0) -> Iterator[None]:
     mine = f"{socket.gethostname()} pid {os.getpid()}"
     job = hmac.new(commands.job_key(), b"folder", "sha256").hexdigest() if commands.trusted() else mine
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a+") as file:
+    with open(folder / LOCK, "a+", opener=lambda name, flags: os.open(name, flags, 0o622)) as file:
+        _keep_readers_out(file)
         within_s = FREE_AGAIN_WITHIN_S if environment.restarts() else FREE_WITHIN_S
         until = time.monotonic() + within_s
         while not _share(file, job, mine):
@@ -43,6 +44,13 @@ def held(folder: Path, rank: int = 0) -> Iterator[None]:
                 raise _refusal(folder, shown(file.read().partition("\n")[2].strip()) or "starting", within_s)
             time.sleep(0.1)
         yield
+
+
+def _keep_readers_out(file: IO[str]) -> None:
+    """Let only those read the file who may write it: who can read it can lock it."""
+    with contextlib.suppress(OSError):  # it is another user's of our group
+        writers = os.fstat(file.fileno()).st_mode & 0o222
+        os.fchmod(file.fileno(), writers | writers << 1)
 
 
 def _refusal(folder: Path, other: str, within_s: float) -> Exception:

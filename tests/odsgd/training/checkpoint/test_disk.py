@@ -55,6 +55,18 @@ def test_a_folder_that_another_job_has_is_refused_until_that_job_is_killed(tmp_p
             pass
 
 
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o600), (0o077, 0o600), (0o002, 0o660)])
+def test_only_who_can_train_in_a_folder_can_keep_others_out(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        for _ in ("new", "of an earlier version"):
+            with disk.held(tmp_path):
+                assert (tmp_path / disk.LOCK).stat().st_mode & 0o777 == mode
+            (tmp_path / disk.LOCK).chmod(0o666 & ~umask)
+    finally:
+        os.umask(before)
+
+
 def test_a_job_that_is_started_again_waits_for_what_is_left_of_the_attempt_before(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_RESTARTS", "1")
