@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 from typing import List, Sequence
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, printable
 from odsgd.config.flags import Parser
 from odsgd.report import page
 from odsgd.report.runs import Records, compared, outcome, read_records, table
@@ -32,7 +32,7 @@ def main(argv: List[str]) -> int:
     if not options.table:
         _write(path, runs)
     for line in compared(list(map(outcome, runs))):
-        print(line)
+        print(printable(line))
     return 0
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, printable
 from odsgd.tools import aligned
 
 METRICS = "metrics.jsonl"
@@ -178,7 +178,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     odsgd      20        96.94 %         96.81 %       5210      5.5
     ssgd        4        97.22 %               -       4876      5.9
     """
-    return aligned(cells(outcomes))
+    return aligned([list(map(printable, line)) for line in cells(outcomes)])
 
 
 def compared(outcomes: Sequence[Outcome]) -> List[str]:

@@ -143,6 +143,12 @@ def test_staleness_has_columns_where_a_run_measured_it(tmp_path: Path) -> None:
     assert asgd.split()[-3:] == ["2.95", "7", "412"] and ssgd.split()[-3:] == ["-", "-", "-"]
 
 
+def test_metrics_of_a_stranger_write_nothing_to_the_terminal_but_text(tmp_path: Path) -> None:
+    stale = {"event": "staleness", "staleness_mean": 2.0, "staleness_max": "\x1b]0;title\x07", "updates_per_s": 4.0}
+    assert runs.table([read_run(write_run(tmp_path / "run", [epoch(1, 0.9, 100, 1.0), stale]))]).split()[-2] == \
+        r"\x1b]0;title\x07"
+
+
 def test_staleness_of_a_run_that_ended_is_not_that_of_its_next_part_which_was_killed(tmp_path: Path) -> None:
     """Without staleness there is nothing in a picture of its shares to explain, either: a warning is an error here."""
     stale = {"event": "staleness", "staleness_mean": 2.951, "staleness_max": 7, "updates_per_s": 412.3}
