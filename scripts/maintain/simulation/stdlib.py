@@ -163,7 +163,7 @@ def os_exit(code: int) -> None:
 
 
 def fstat(fd: int) -> Any:
-    return types.SimpleNamespace(st_dev=1, st_ino=id(opened(fd)), st_rdev=0)
+    return types.SimpleNamespace(st_dev=1, st_ino=id(opened(fd)), st_rdev=0, st_mode=0o100600)
 
 
 def umask(mask: int) -> int:
