@@ -23,8 +23,9 @@ def trusted() -> bool:
 
 
 def job_key() -> bytes:
-    secret = os.environ.get("ODSGD_SECRET")
-    if not secret:
+    """The key of this attempt of the job; where all attempts have one secret, the launcher has numbered them."""
+    secret = os.environ.get("ODSGD_SECRET", "") + os.environ.get("ODSGD_ATTEMPT", "")
+    if not trusted():
         secret = ":".join(os.environ.get(name, "") for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"))
     return secret.encode()
 

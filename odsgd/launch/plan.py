@@ -136,6 +136,8 @@ def make_plan(job: Job, scheduler_address: Tuple[str, int], attempts_before: int
     worker_hosts, server_hosts = place(job)
     secret = job.secret or secrets.token_hex(32)
     common = _common_env(job, scheduler_host, port, secret)
+    if job.secret:
+        common["ODSGD_ATTEMPT"] = secrets.token_hex(16)
     if attempts_before:
         common["ODSGD_RESTARTS"] = str(attempts_before)
         if saved is not None:

@@ -5,7 +5,8 @@ from typing import List, Tuple
 
 import pytest
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.job import commands
 from odsgd.launch import plan as planning
 from odsgd.launch.hostfile import Host, read_hostfile
 from odsgd.launch.hosts import ssh
@@ -102,6 +103,18 @@ def test_a_job_that_is_started_again_is_told_what_it_has_saved() -> None:
     before_it_began = make_plan(job(1, 1), ROOT, attempts_before=1)
     assert not any("ODSGD_SAVED" in process.env for process in (*first.processes, *before_it_began.processes))
     assert {(one.env["ODSGD_RESTARTS"], one.env["ODSGD_SAVED"]) for one in second.processes} == {("2", "40")}
+
+
+def test_attempts_with_one_secret_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SECRET", "ab" * 32)
+    keys = []
+    for _ in range(2):
+        plan = make_plan(job(1, 1, secret="ab" * 32), ROOT)
+        (attempt,) = {process.env["ODSGD_ATTEMPT"] for process in plan.processes}
+        monkeypatch.setenv("ODSGD_ATTEMPT", attempt)
+        keys.append(commands.job_key())
+    with pytest.raises(ProtocolError, match="not signed with this job's secret"):
+        commands.Verifier(keys[1]).verify(commands.Signer(0, keys[0]).sign("open", {}))
 
 
 def test_a_local_job_in_a_shell_of_torchruns_is_not_taken_for_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
