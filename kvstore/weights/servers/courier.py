@@ -31,7 +31,7 @@ CHALLENGE_NBYTES = 32
 HELLO_NBYTES = 1024  # at most
 ACCEPT_AGAIN_S, CALL_AGAIN_S = 0.1, 0.05
 WELCOME_S = 30.0  # within which a caller says who it is
-MOST_UNPROVEN, UNDISTURBED_S = 64, 5.0
+MOST_UNPROVEN, UNDISTURBED_S = 256, 5.0
 """When this many callers have not said who they are, further ones wait, and those of this age are closed."""
 LINK_DOWN, DOWN_WITHIN_S = (errno.EHOSTUNREACH, errno.ENETUNREACH), 60.0
 """Errors of a call whose link is down, and how long it may be: a firewall that refuses us looks the same."""
