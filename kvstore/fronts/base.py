@@ -149,6 +149,7 @@ class FrontEnd:
     def _global_snapshot(self) -> Snapshot:
         """What `global_weights` shows. Collective; waits."""
         self.begin()
+        self._check_between("global_weights")
         self._meet()
         self._idle()
         self.session.weights_holder.check()
@@ -426,8 +427,8 @@ class FrontEnd:
         active, *added = self.session.transport.total(np.array([1, *mine]) * (not self.session.joined))
         theirs = np.array(added) / max(active, 1)
         if not self.session.joined and (theirs != mine).any():
-            raise ProtocolError(f"iteration {self.iteration + 1}: the workers differ in their learning rates (here "
-                                f"{', '.join(f'{rate:g}' for rate in numbers[1:])}), or one takes another step; let "
+            raise ProtocolError(f"iteration {self.iteration + 1}: the workers differ in their learning rates (here, "
+                                f"without multipliers, {', '.join(f'{rate:g}' for rate in numbers[1:])}), or one takes another step; let "
                                 "schedules depend on the iteration alone, and not on how many batches a worker has")
         return int(active), np.frombuffer(theirs.astype(np.uint8).tobytes()).tolist()
 

@@ -15,7 +15,8 @@ def refuse_wrapped(model: torch.nn.Module) -> None:
         if any(those_in(model, kind)):
             raise ConfigError(f"the model is in {kind}, which exchanges gradients itself, and the store does so; leave "
                               "the wrapper out: give the optimizer, od.Optimizer and the training the model as it is "
-                              "(docs/how-to/pytorch.md)")
+                              "(docs/how-to/pytorch.md); a Trainer of Hugging Face's with torch_compile=True makes one "
+                              "that cannot be left out")
 
 
 def refuse_join(*_: Any, **__: Any) -> None:

@@ -159,7 +159,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ConfigError("an od.Optimizer cannot be copied or saved whole; save optimizer.state_dict(), on all "
-                          "workers (docs/how-to/pytorch.md)")
+                          "workers (docs/how-to/pytorch.md). Nor can the model that it trains: save or return "
+                          "model.state_dict(), or close the store before")
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         if hasattr(self, "store"):
@@ -194,7 +195,7 @@ class Optimizer(torch.optim.Optimizer):
         self._load_own({name: state_dict[name] for name in ("state", "param_groups")})
         if saved is not None:
             self.store.load_state(*(None if saved[part] is None else (
-                {name: tensor.numpy() for name, tensor in saved[part]["arrays"].items()}, saved[part]["facts"])
+                {name: tensor.cpu().numpy() for name, tensor in saved[part]["arrays"].items()}, saved[part]["facts"])
                 for part in ("worker", "servers")))  # type: ignore[arg-type]
 
     # -- an iteration ------------------------------------------------------------------------------------------

@@ -48,9 +48,10 @@ def translated(optimizer: torch.optim.Optimizer) -> Formula:
     name, known = type(optimizer).__name__, ", ".join(kind.__name__ for kind in KINDS)
     if type(optimizer) not in KINDS:
         inner = getattr(optimizer, "optimizer", None)
-        raise ConfigError(f"the optimizer is a {name}, and it is servers that apply it, without PyTorch; expected one "
-                          f"of torch.optim's {known}" + (f": give its `.optimizer`, a {type(inner).__name__}"
-                                                         if type(inner) in KINDS else ""))
+        hint = f"; give its `.optimizer`, a {type(inner).__name__}" if type(inner) in KINDS else ""
+        raise ConfigError(f"the optimizer is a {name}, and the store applies it, without PyTorch; expected one of "
+                          f"torch.optim's {known}, or a store that sends weights (`diloco` and its kind), which takes "
+                          f"any{hint}")
     if any(float(state.get("step", 1)) for state in optimizer.state.values()):
         raise ConfigError(f"this {name} has a state already, which would be lost; give a new one, and load a state by "
                           "odsgd.torch.Optimizer.load_state_dict")

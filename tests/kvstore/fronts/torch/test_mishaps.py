@@ -195,6 +195,22 @@ def test_a_trace_does_not_keep_weights_that_are_on_their_way() -> None:
     torch.jit.trace(net, torch.ones(2, 3), check_trace=False)
 
 
+def test_global_weights_between_backward_and_step_are_refused_which_are_those_of_no_step() -> None:
+    net, store = Net(), create("ssgd", transport=Stage(1).worker(0), bucket_nbytes=64)
+    optimizer = Optimizer(torch.optim.SGD(net.parameters(), 0.1), net, store)
+    train(net, optimizer, 1)
+    with optimizer.no_sync():
+        backward(net, optimizer)
+    with store.global_weights():  # nothing has left
+        pass
+    backward(net, optimizer)
+    with pytest.raises(ProtocolError, match="global_weights in the middle of an iteration"), store.global_weights():
+        pass
+    optimizer.step()
+    with store.global_weights():
+        pass
+
+
 @pytest.mark.parametrize("name", ["ssgd", "odsgd", "diloco"])
 def test_a_state_that_worker_0_alone_saves_is_told(name: str) -> None:
     def run(transport: Any) -> None:
