@@ -102,7 +102,7 @@ def test_two_networks_of_a_script_have_a_folder_each(tmp_path: Path) -> None:
 
 
 def test_two_networks_go_on_from_one_iteration_though_one_was_saved_later(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def go_on(name: str, steps: int, newest: Optional[int] = None) -> Any:
         net, store = nn.Dense(1, in_units=1, prefix=f"{name}_"), kvstore.create("local")
         net.initialize()
@@ -126,6 +126,9 @@ def test_two_networks_go_on_from_one_iteration_though_one_was_saved_later(
                                              f"{tmp_path / 'g'}`, another network of this script, from 1; ") == told
         d.close()
         g.close()
+    monkeypatch.setenv("ODSGD_RESTARTS", "1")
+    monkeypatch.setenv("ODSGD_SAVED", "2")
+    assert go_on("d", 0, newest=1).iteration == 1, "2 is not missing: it does not count"
 
 
 @pytest.mark.parametrize("kind, said", [

@@ -61,8 +61,8 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
     not in `root` any more comes from the `second` place.
     """
     there, warnings = complete(root, second) if store.rank == 0 else ([], [])
-    there = [iteration for iteration in there if newest is None or iteration <= newest]
     older = check_saved(root, there, second) if store.rank == 0 else []
+    there = [iteration for iteration in there if newest is None or iteration <= newest]
     if required and store.rank == 0 and not there:
         raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
     passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
