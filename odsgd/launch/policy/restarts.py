@@ -65,7 +65,7 @@ def decide(attempt: Attempt, before: Optional[Attempt], restarts_used: int, max_
     if before is not None and before.verdict.culprit is not None and attempt.farthest <= before.farthest \
             and (attempt.resumed, attempt.saved) == (before.resumed, before.saved) and attempt.fails_as(before):
         return Decision(False, f"not started again: {before.verdict.culprit} has failed in the same way as before, "
-                        f"after the same checkpoint ({attempt.resumed}) and no farther than then (iteration "
+                        f"after the same checkpoint ({attempt.saved}) and no farther than then (iteration "
                         f"{before.farthest})")
     if restarts_used == max_restarts:
         used = "the 1 restart is" if max_restarts == 1 else f"all {max_restarts} restarts are"

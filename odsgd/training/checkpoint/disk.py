@@ -5,6 +5,7 @@ import fcntl
 import hmac
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import IO, Iterator, Optional, Pattern
@@ -13,9 +14,10 @@ from kvstore.errors import ConfigError, RoundTimeoutError, shown
 from kvstore.job import commands, environment
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-LOCK, FREE_WITHIN_S, FREE_AGAIN_WITHIN_S = ".lock", 3.0, 45.0
-"""The file in a run's folder; how long a job tries to get a folder that another job has; and how long a job that was
-started again tries, since processes of the attempt before may still end. The launcher takes a longer wait for a hang.
+LOCK, FREE_WITHIN_S, FREE_AGAIN_WITHIN_S, SAID_AFTER_S = ".lock", 3.0, 330.0, 10.0
+"""The file in a run's folder; how long a job tries to get a folder that another job has; how long a job that was
+started again tries; and when it says so. Behind a broken link processes of the attempt before end by themselves, after
+five minutes of silence (`odsgd/launch/hosts/ssh.py`).
 """
 
 
@@ -37,11 +39,15 @@ def held(folder: Path, rank: int = 0) -> Iterator[None]:
     with open(folder / LOCK, "a+", opener=lambda name, flags: os.open(name, flags, 0o622)) as file:
         _keep_readers_out(file)
         within_s = FREE_AGAIN_WITHIN_S if environment.restarts() else FREE_WITHIN_S
-        until = time.monotonic() + within_s
+        began, said = time.monotonic(), False
         while not _share(file, job, mine):
-            if time.monotonic() > until:
-                file.seek(0)
-                raise _refusal(folder, shown(file.read().partition("\n")[2].strip()) or "starting", within_s)
+            waited_s = time.monotonic() - began
+            if waited_s > within_s:
+                raise _refusal(folder, _holder(file), within_s)
+            if waited_s > SAID_AFTER_S and not said:
+                said = True
+                print(f"{environment.who()}: `{folder}`: host {_holder(file)} still has it, from the attempt before or "
+                      f"another job; waiting up to {within_s:g} s until that process ends", file=sys.stderr)
             time.sleep(0.1)
         yield
 
@@ -51,6 +57,11 @@ def _keep_readers_out(file: IO[str]) -> None:
     with contextlib.suppress(OSError):  # it is another user's of our group
         writers = os.fstat(file.fileno()).st_mode & 0o222
         os.fchmod(file.fileno(), writers | writers << 1)
+
+
+def _holder(file: IO[str]) -> str:
+    file.seek(0)
+    return shown(file.read().partition("\n")[2].strip()) or "starting"
 
 
 def _refusal(folder: Path, other: str, within_s: float) -> Exception:

@@ -16,6 +16,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, RoundTimeoutError
 from kvstore.transports.in_process import Stage
 from odsgd import checkpoint
+from odsgd.launch.hosts import ssh
 from odsgd.training.checkpoint import disk
 from odsgd.training.checkpoint.checkpoint import UnfinishedCheckpoint
 from tests.jobs import ROOT, environment, train_once
@@ -68,15 +69,19 @@ def test_only_who_can_train_in_a_folder_can_keep_others_out(umask: int, mode: in
 
 
 def test_a_job_that_is_started_again_waits_for_what_is_left_of_the_attempt_before(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert disk.FREE_AGAIN_WITHIN_S > ssh.SILENCE_S  # after which they have ended, whatever the link did
     monkeypatch.setenv("ODSGD_RESTARTS", "1")
     monkeypatch.setattr(disk, "FREE_WITHIN_S", 0.0)
+    monkeypatch.setattr(disk, "SAID_AFTER_S", 0.1)
     with holding(tmp_path) as before:
         end = threading.Timer(0.5, before.kill)
         end.start()
         with disk.held(tmp_path):
             assert before.wait(300)
         end.join()
+    said, = capsys.readouterr().err.splitlines()
+    assert f"pid {before.pid} still has it" in said and "waiting up to 330 s" in said
     monkeypatch.setattr(disk, "FREE_AGAIN_WITHIN_S", 0.3)
     with holding(tmp_path) as before:
         refused = rf"pid {before.pid} still has it, .* after 0.3 s; end that process"
