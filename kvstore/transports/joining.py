@@ -8,6 +8,7 @@ import numpy as np
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import ending, environment, software
 from kvstore.job.deadlines import CALLS, deadlines
+from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
 from kvstore.messages.seam import Export, State
 from kvstore.state.npz import from_bytes
@@ -112,6 +113,7 @@ class Joined:
                                 "none")
         answers = self.answers("software", self.timeout_s).texts() if self.worker_rank == 0 else []
         software.compare(self, [answer.decode() for answer in answers])
+        report("met")
 
     def _given_rank(self) -> Optional[int]:
         """The launcher's rank, the same from run to run, which ps-lite's own is not; None without one."""

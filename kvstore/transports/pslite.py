@@ -63,7 +63,8 @@ class Connection(Joined):
         connecting()
         where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
         late = (f"the job did not come up within {self.timeout_s:g} s: scheduler at {where}, {self.num_workers} "
-                f"workers and {self.num_servers} servers expected; check that each was started and can reach it")
+                f"workers and {self.num_servers} servers expected; check that each was started, and that all reach it "
+                "and the servers' hosts")
         with deadlines.within(self.timeout_s, late), environment.private_files():
             # Of the module below: `mx.kvstore.create` may have been taught that these names mean us.
             return mx.kvstore.base.create("dist_sync" if self.synchronous else "dist_async")

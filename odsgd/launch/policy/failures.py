@@ -12,7 +12,7 @@ IMPORT_FAILS = "has no attribute 'bool'"  # in a script that imports MXNet befor
 STRANGER = re.compile(r"ps-lite/src/.*Check failed: (pb\.ParseFromArray|zmq_msg_more|send_bytes|.*to wait App)")
 """ps-lite's last line when it has read bytes that no process of a job would send."""
 
-_PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
+_PHASES = ("waiting", "running", "connecting", "met", "joined", "done", "ended")
 
 
 @dataclass
@@ -64,6 +64,7 @@ class Member:
         return {"waiting": "never started",
                 "running": "running, has not asked to join",
                 "connecting": "asked to join, waits for the others",
+                "met": "has met the others",
                 "ended": f"exited with code {self.code}" + ("" if self.joined else " without joining"),
                 }.get(self.phase, "joined")
 

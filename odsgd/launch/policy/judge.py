@@ -1,7 +1,8 @@
 """When and how a job ends: events in, a verdict out. No process, pipe or clock here; time is an argument.
 
-    phase of a process   waiting → running → connecting → joined → done → ended
-                         running: it has a pid; connecting: it asks for the others; joined: it has met them
+    phase of a process   waiting → running → connecting → met → joined → done → ended
+                         running: it has a pid; connecting: it asks for the others; met: a worker has met them through
+                         the servers; joined: its store is set up, or it has met them
 
 The rules, in the order in which `tick` applies them:
 
@@ -26,9 +27,10 @@ The rules, in the order in which `tick` applies them:
 4. A server or the scheduler has ended with 0 while every worker runs: after `EARLY_EXIT_FAILS_AFTER_S`, a failure.
 5. The job is not up within the startup timeout: a failure, with a table of the processes' states. It is up when every
    worker runs, and the scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain
-   MXNet script, which never reports, delays nothing. On sockets servers join for worker 0 alone, so every worker must
-   have asked for the others. Without servers, once a worker asks for the others, every worker must join, and the
-   timeout begins anew. A worker that joins later has the same time; then its place is given again.
+   MXNet script, which never reports, delays nothing. A worker that has asked for the others must have met them. On
+   sockets servers join for worker 0 alone, so every worker must have asked. Without servers, once a worker asks for the
+   others, every worker must join, and the timeout begins anew. A worker that joins later has the same time; then its
+   place is given again.
 """
 import signal
 import textwrap
@@ -123,7 +125,7 @@ class Judge:
     def reported(self, name: str, report: Dict[str, Any], now: float) -> None:
         """A line has come on the process's report pipe; events that are unknown here change nothing."""
         member, event = self.members[name], report.get("event")
-        if event in ("connecting", "joined", "done"):
+        if event in ("connecting", "met", "joined", "done"):
             member.reached(event)
             if self.joining_since is None:
                 self.joining_since = now
@@ -242,7 +244,8 @@ class Judge:
 
     def startup_text(self, seconds: float) -> str:
         """What the job still waits for, in words; empty when it is up."""
-        waited_for = [member for member in self.members.values() if not member.joined and member.phase != "ended"]
+        waited_for = [member for member in self.members.values()
+                      if not member.joined and member.phase not in ("met", "ended")]
         late = [member for member in waited_for if member.blocks_startup] or waited_for
         if self.is_up or not late or not any(worker in waited_for for worker in self.workers):
             return ""
@@ -419,7 +422,8 @@ class Judge:
     def _has_come_up(self) -> bool:  # rule 5
         if self.non_workers:
             return all(member.joined for member in self.non_workers) and not any(
-                worker.blocks_startup if self.on_sockets else worker.phase == "waiting"
+                worker.phase == "connecting"
+                or (worker.blocks_startup if self.on_sockets else worker.phase == "waiting")
                 for worker in self.workers if worker.part == "awaited")
         return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
 
@@ -433,8 +437,9 @@ class Judge:
         if missing:
             head = f"missing: {', '.join(missing)} ({len(missing)} of {len(members)})"
         else:
-            head = (f"everyone asked to join, but they do not reach each other. Check that every host can connect to "
-                    f"{self.scheduler_address} (firewall, wrong network interface?)")
+            servers = dict.fromkeys(member.host for member in self.non_workers if member.role == "server")
+            head = ("everyone asked to join, but they do not reach each other. Check that every host can connect to "
+                    f"{' and '.join([self.scheduler_address, *servers])} (firewall, wrong network interface?)")
         rows = [("process", "host", "pid", "state")]
         rows += [(member.name, member.host, str(member.pid or "-"), member.state_text
                   + ", does not answer" * (member.name in silent)) for member in members]

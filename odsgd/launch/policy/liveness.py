@@ -11,7 +11,8 @@ long it has waited for others, and how long it has been silent.
    after the times of rule 1. We wait at least `PAUSE_FACTOR` times its longest pause so far, since iterations may be
    long. Evaluations, checkpoints and the first iterations have `LENIENT_FACTOR` times as long.
 3. All workers wait, and no worker moves, for `hang_timeout_s`: a failure without a culprit. A worker that evaluates or
-   writes waits for nobody. If a server is silent, or stands still at a message, it fails by rule 1 or 2 instead.
+   writes waits for nobody. In the first iterations, which have longer, we warn after half their time. If a server is
+   silent, or stands still at a message, it fails by rule 1 or 2 instead.
 4. Workers may have different numbers of batches. If one has ended and another waits in a later iteration, the job fails
    after `UNEVEN_DATA_S`; we only warn if the first has not said where it ended. If all wait for each other at different
    iterations, and not in training, we warn after the time of rule 1 that this or lost messages may be the cause; their
@@ -105,6 +106,7 @@ class LivenessMonitor:
         self._silent_agents: Set[str] = set()  # by their first process
         self.farthest = 0  # the greatest iteration in a worker's beats
         self._ended_workers: Dict[str, _ProcessState] = {}
+        self._doubted = False  # the user has been told that all wait for each other
         self._uneven = False  # the user has been told that the data differ in length
 
     # Events
@@ -228,18 +230,24 @@ class LivenessMonitor:
         if len(workers) != self._going:  # the others may have waited for the one that has gone
             self._going, self._counted_at = len(workers), now
         answering = self._answering(now)
-        stuck = [process for process in workers if process.activity and process.waits_s is not None
-                 and min(process.waits_s, now - max(process.moved_at, self._counted_at))
-                 > process.limit_s(self._limit_s, waits=True)]
-        if not workers or len(stuck) < len(workers) or any(process not in answering for process in stuck):
+        stood = [min(process.waits_s, now - max(process.moved_at, self._counted_at))
+                 / process.limit_s(self._limit_s, waits=True) for process in workers
+                 if process.activity and process.waits_s is not None and process in answering]
+        if not workers or len(stood) < len(workers) or min(stood) <= 0.5:
+            self._doubted = False
             return None
         if any(self._holds_up(process, answering, now) for process in self._processes.values()):
             return None
         where = ", ".join(f"{process.name} at iteration {process.progress}" for process in workers)
-        since = max(self._counted_at, *(process.moved_at for process in stuck))
-        return Hung([process.name for process in answering],
-                    f"for {now - since:.0f} s every process has answered and every worker has waited ({where}): "
-                    "messages between them do not come through, or they wait for each other", blamed=False)
+        since = max(self._counted_at, *(process.moved_at for process in workers))
+        text = (f"for {now - since:.0f} s every process has answered and every worker has waited ({where}): "
+                "messages between them do not come through, or they wait for each other")
+        if min(stood) > 1:
+            return Hung([process.name for process in answering], text, blamed=False)
+        if not self._doubted and any(process.moves <= FIRST_ITERATIONS for process in workers):
+            self._doubted = True
+            self._warnings.append(text)
+        return None
 
     def _compare_lengths(self, now: float) -> Optional[Hung]:
         """Rule 4: a failure if a worker with fewer batches has said where it ended, else a warning."""

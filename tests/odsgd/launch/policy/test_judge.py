@@ -370,6 +370,22 @@ def test_a_job_whose_processes_ask_and_do_not_meet_points_to_the_network() -> No
     assert "Check that every host can connect to 10.0.0.9:4000" in verdict_at(judge, 60.0).message
 
 
+def test_a_worker_that_has_not_met_the_others_is_waited_for_though_all_servers_have_joined() -> None:
+    """As when one host does not reach a server's: ps-lite would wait for ten minutes."""
+    judge = running("scheduler", "server 0", startup_timeout_s=60.0)
+    for name in WORKERS:
+        judge.reported(name, {"event": "connecting"}, 1.0)
+    judge.reported("worker 0", {"event": "met"}, 2.0)
+    assert judge.tick(59.0) is None and "waiting for worker 1 on hostA (asked" in judge.startup_text(59.0)
+    verdict = verdict_at(judge, 60.0)
+    assert verdict.apart and "Check that every host can connect to 10.0.0.9:4000 and hostA" in verdict.message
+    judge = running("scheduler", "server 0", startup_timeout_s=60.0)
+    for name in WORKERS:
+        judge.reported(name, {"event": "connecting"}, 1.0)
+        judge.reported(name, {"event": "met"}, 2.0)
+    assert judge.tick(1e5) is None  # they read their data now
+
+
 def test_a_worker_that_never_reports_is_not_missed_once_the_servers_have_joined() -> None:
     judge = running("scheduler", "server 0", startup_timeout_s=60.0)
     assert judge.tick(1e5) is None

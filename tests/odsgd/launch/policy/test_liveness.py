@@ -201,6 +201,16 @@ def test_when_all_wait_nobody_is_blamed() -> None:
     assert "worker 0 at iteration 20, worker 1 at iteration 20" in hung.text
 
 
+def test_when_all_wait_in_the_first_iteration_a_warning_comes_long_before_the_end() -> None:
+    """As where large packets do not come through."""
+    story = Story()
+    story.states = {name: {"activity": "training", "waits_s": 900.0} for name in ("worker 0", "worker 1")}
+    assert story.goes_on(299, moves=False) is None and story.liveness.take_warnings() == []
+    assert story.goes_on(200, moves=False) is None
+    warning, = story.liveness.take_warnings()
+    assert warning.startswith("for 301 s every process has answered and every worker has waited (worker 0 at iteration")
+
+
 def test_who_has_waited_for_a_worker_that_ended_is_given_its_time_again() -> None:
     """Worker 0 was long at an evaluation; the other has not heard yet that it is over."""
     story = Story()
