@@ -19,6 +19,7 @@ import sys
 import time
 from typing import Any, Collection, Dict, Optional, Sequence, Tuple
 
+from kvstore.job.alive import keep_alive
 from odsgd.launch.messages import Orders, SealedOrders, of_json
 
 VARIABLE = "ODSGD_AGENT_JOBS"
@@ -64,7 +65,7 @@ def call_launcher(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[so
     nonce, own = _read_line(connection), secrets.token_hex(16)
     answer = {"rank": rank, "proof": _proof(secret, f"agent {rank} {nonce}"), "nonce": own}
     connection.sendall(json.dumps(answer).encode() + b"\n")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    keep_alive(connection)
     return connection, own
 
 

@@ -157,6 +157,17 @@ def test_a_scheduler_whose_connection_is_reset_is_said_to_have_hung_up(monkeypat
         sockets.addresses(0, PATIENCE_S)
 
 
+def test_a_firewall_does_not_forget_a_connection_on_which_nothing_is_sent_for_hours() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        gone: queue.Queue[str] = queue.Queue()
+        for connection in (one, listener.accept()[0]):
+            courier.Courier(connection, lambda *_: np.empty(0), lambda *_: None, gone.put)
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        one.shutdown(socket.SHUT_RDWR)
+        assert [gone.get(timeout=PATIENCE_S) for _ in range(2)]
+
+
 def test_a_process_of_another_version_ends_who_hears_it(scheduler: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told: queue.Queue[str] = queue.Queue()
 

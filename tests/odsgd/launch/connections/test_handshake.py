@@ -13,7 +13,7 @@ from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.connections.handshake import NODE, RANKS, call_as_told, pack, receive_orders
+from odsgd.launch.connections.handshake import NODE, RANKS, call_as_told, call_launcher, pack, receive_orders
 from odsgd.launch.hosts import listener as listening
 from odsgd.launch.hosts.listener import AgentListener
 from odsgd.launch.hosts.ssh import AgentConnection
@@ -24,6 +24,19 @@ from tests.odsgd.launch.jobs import job
 SECRET = 64 * "a"
 PATIENCE_S = 60.0
 PROCESSES = [Process("worker", rank, LOCAL, ("true",), {"ODSGD_SECRET": SECRET, "A": "ü'\" \n"}) for rank in range(3)]
+
+
+def test_a_firewall_does_not_forget_the_connection_of_an_agent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def answer() -> None:
+            with listener.accept()[0] as launcher:
+                launcher.sendall(b"00\n")
+                launcher.recv(1024)
+
+        threading.Thread(target=answer, daemon=True).start()
+        connection, _ = call_launcher(listener.getsockname(), SECRET, 0)
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
 
 
 class Launcher:
