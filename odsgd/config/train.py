@@ -202,6 +202,10 @@ class TrainConfig(TrainOptions):
 
     def make_folder(self) -> None:
         """The run's folder; ConfigError if it cannot be made on this host, unless that may pass by the next attempt."""
+        try:
+            str(self.out).encode()
+        except UnicodeError:  # checkpoints and logs name it in UTF-8
+            raise ConfigError(f"--out {shown(self.out)}: its name is not UTF-8; name another folder") from None
         before = os.umask(int(self.umask, 8))
         try:
             Path(str(self.out)).mkdir(parents=True, exist_ok=True)

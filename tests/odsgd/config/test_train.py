@@ -557,6 +557,13 @@ def test_a_umask_is_written_in_octal_digits_which_yaml_takes_for_a_number_withou
             TrainConfig(umask=wrong)
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_refused_before_the_training(tmp_path: Path) -> None:
+    config = TrainConfig(kvstore="local", out=os.fsdecode(bytes(tmp_path) + b"/r\xe9sultats"))
+    with pytest.raises(ConfigError, match=r"^--out .*sultats: its name is not UTF-8; name another folder$"):
+        config.make_folder()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_made_is_a_mistake_unless_a_restart_may_find_it_otherwise(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(kvstore="local", out=str(tmp_path / "run"))
