@@ -187,8 +187,9 @@ class LivenessMonitor:
                 return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
             if silent_s > self._warn_s and first not in self._silent_agents:
                 self._silent_agents.add(first)
+                runs = "runs" if len(names) == 1 else "run"
                 self._warnings.append(f"the agent on host {host} has not answered for {silent_s:.0f} s; it, its host "
-                                      f"or the network is held up ({', '.join(names)} run there)")
+                                      f"or the network is held up ({', '.join(names)} {runs} there)")
             elif silent_s < self._fresh_s and first in self._silent_agents:
                 self._silent_agents.remove(first)
                 self._warnings.append(f"the agent on host {host} answers again")
