@@ -3,6 +3,7 @@
 ps-lite binds exactly the text of DMLC_NODE_HOST and cannot bind a host name, so names become numbers here.
 """
 import array
+import errno
 import fcntl
 import ipaddress
 import os
@@ -55,6 +56,24 @@ def address_towards(name: str) -> Optional[str]:
             return str(probe.getsockname()[0])
         except (OSError, UnicodeError):
             return None
+
+
+def is_own(address: str) -> bool:
+    """Whether this machine has the address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
+def own_address(given: Optional[str], towards: str) -> str:
+    """The address that the launcher has found for this host's name, or else that on the way `towards` it.
+
+    Its /etc/hosts may be old, and a public address may belong to a router before this host.
+    """
+    return given if given and is_own(given) else address_towards(towards) or LOOPBACK
 
 
 def node_host(name: str, scheduler_host: str) -> Optional[str]:

@@ -54,7 +54,9 @@ def _slots(line: str, where: str) -> List[Host]:
         return []
     match = LINE.fullmatch(text) if text.isprintable() or "\t" in text else None
     if not match or not match["address"].isprintable():
-        raise ConfigError(f"{where}: cannot read `{shown(text)}`; expected `[user@]host`, `host slots=4` or `host:4`")
+        names = " (an IPv6 address has to be a name or an IPv4 address here)" if text.count(":") > 1 else ""
+        raise ConfigError(f"{where}: cannot read `{shown(text)}`; expected `[user@]host`, `host slots=4` or `host:4`"
+                          f"{names}")
     numbers = {"slots": match["slots"]} if match["slots"] else {}
     for option in match["options"].split():
         name, _, value = option.partition("=")

@@ -13,7 +13,7 @@ from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job.aside import guarded
 from odsgd.config.launch import NO_STORE
 from odsgd.launch import early, linux, messages
-from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
+from odsgd.launch.addresses import LOOPBACK, is_loopback, is_own, launching_address, numeric, reserve_port
 from odsgd.launch.connections import pmi, tunnel
 from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.agents import Agents
@@ -41,6 +41,8 @@ ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 SCHEDULER_ENDS_WITHIN_S = 2.0
 """How long the scheduler may take to end after workers that used MXNet's own store."""
+ANOTHER = "192.0.2.1"
+"""Stands for the address of a host that only ssh knows."""
 OPEN_FILES, OPEN_FILES_PER_PROCESS = 256, 4
 """Files that the launcher may open for a job on other hosts, and for each of its processes: every process may have an
 agent of its own, with three pipes to ssh."""
@@ -53,7 +55,8 @@ def run(job: Job) -> int:
     before: Optional[Attempt] = None
     membership, attempts, restarts_used = Membership(job), itertools.count(), 0
     host = scheduler_host(job)
-    for warning in filter(None, (None if job.secure else exposure(host), _raise_open_file_limit(job), taken())):
+    for warning in filter(None, (None if job.secure else exposure(host), _raise_open_file_limit(job),
+                                 _loopback_guessed(job, host), taken())):
         console.say(f"warning: {warning}")
     with early.exit_on_signals(), contextlib.closing(StatusFile()) as status_file, console.flushed():
         ssh.check_programs(job)
@@ -109,8 +112,19 @@ def scheduler_host(job: Job) -> str:
         address = numeric(job.host_ip)
         if address is None:
             raise ConfigError(f"--host-ip {job.host_ip}: not an address of this machine that is known here")
+        if not is_own(address):
+            raise ConfigError(f"--host-ip {job.host_ip}: this machine does not have that address; name the one of its "
+                              "own by which the hosts reach it")
         return address
     return launching_address([host.address for host in job.slots])
+
+
+def _loopback_guessed(job: Job, host: str) -> Optional[str]:
+    """A warning if the scheduler's address is a guess that other machines do not reach."""
+    names = dict.fromkeys(slot.address for slot in job.slots) if is_loopback(host) and not job.host_ip else ()
+    other = next((name for name in names if not is_loopback(numeric(name) or ANOTHER)), None)
+    return other and (f"no IPv4 address of this machine on the way to {other} is known, and {host} is taken; "
+                      "unless all hosts are this machine, say with --host-ip how they reach it")
 
 
 class Supervisor:
@@ -425,6 +439,8 @@ class Supervisor:
                     os.unlink(path)
 
     def _announce(self, verdict: Verdict) -> None:
+        if verdict.by_signal:
+            self.console.hurry()
         with contextlib.suppress(BrokenPipeError):
             unsure = sorted({agent.host for agent in self.agents.all if agent.greeted and not agent.ended})
             if verdict.by_signal and not unsure:

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from kvstore.job.pulse import STACKS
 from odsgd.launch import hook, linux
-from odsgd.launch.addresses import address_towards, ring_interface
+from odsgd.launch.addresses import own_address, ring_interface
 from odsgd.launch.lines import Stream
 from odsgd.launch.messages import Orders, ProcessOrders
 
@@ -127,8 +127,7 @@ def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]
     if lost_file:
         env["ODSGD_LOST"] = lost_file
     env.setdefault("OMP_NUM_THREADS", str(_threads(orders)))
-    if "DMLC_NODE_HOST" not in env:
-        env["DMLC_NODE_HOST"] = address_towards(env["DMLC_PS_ROOT_URI"]) or "127.0.0.1"
+    env["DMLC_NODE_HOST"] = own_address(env.get("DMLC_NODE_HOST"), env["DMLC_PS_ROOT_URI"])
     if "RANK" in env and "LOCAL_RANK" not in env:
         env.update(_local_rank())
     if "PMI_RANK" in env:

@@ -39,8 +39,9 @@ from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.job import environment
+from kvstore.job.alive import keep_alive
 from odsgd.launch import messages
-from odsgd.launch.addresses import LOOPBACK, address_towards
+from odsgd.launch.addresses import LOOPBACK, own_address
 from odsgd.launch.messages import Channel, RemoteSocket, TunnelOrders, first_orders
 from odsgd.tools import ran
 
@@ -310,7 +311,7 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
         end.setblocking(False)
         if end.family == socket.AF_INET:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    guarded.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    keep_alive(guarded)
     flows, poll = (Flow(guarded, plain), Flow(plain, guarded)), select.poll()
     while True:
         for flow in flows:
@@ -424,7 +425,7 @@ def main() -> int:
     if orders is None:
         return 0  # the agent has gone
     held = [bound(name) for name in orders.sockets if _is_port(name)]  # until MPI listens there
-    address = orders.address or address_towards(orders.towards) or LOOPBACK
+    address = own_address(orders.address, orders.towards)
     try:
         tunnel = Tunnel(orders.certificate, orders.sockets, address, orders.port)
     except OSError as error:

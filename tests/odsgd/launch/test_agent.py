@@ -39,6 +39,16 @@ def test_a_worker_alone_on_its_host_gets_the_store_in_place_of_mxnets(num_server
     assert env["PYTHONPATH"].split(os.pathsep)[0] == hook.FOLDER
 
 
+def test_an_address_that_this_host_does_not_have_is_not_bound() -> None:
+    """As that of an old /etc/hosts, or one that belongs to a router."""
+    job = Job(("train.py",), 2, 1, launcher="ssh", slots=(Host("127.0.0.2"), Host("192.0.2.77")))
+    sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=True)
+    bound = {process.name: child.environment(process, sent, lost_file=None)["DMLC_NODE_HOST"]
+             for process in sent.processes}
+    assert sent.processes[-1].env["DMLC_NODE_HOST"] == "192.0.2.77"
+    assert (bound["worker 0"], bound["worker 1"]) == ("127.0.0.2", "127.0.0.1")
+
+
 def test_programs_beside_the_agents_python_are_found_and_threads_are_not_divided_by_other_tasks(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")

@@ -12,8 +12,10 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
 import pytest
 
-from odsgd.launch import messages
+from kvstore.errors import ConfigError
+from odsgd.launch import messages, supervisor
 from odsgd.launch.agent.child import unless_gone
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import agents as hosts_agents
 from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
@@ -68,6 +70,28 @@ class Agents:
 def agents(request: pytest.FixtureRequest) -> Iterator[Agents]:
     with contextlib.closing(Agents(request.param)) as agents:
         yield agents
+
+
+def test_an_address_that_this_machine_does_not_have_is_refused_before_anything_starts() -> None:
+    assert supervisor.scheduler_host(job(2, 1, A, B, host_ip="127.0.0.1")) == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"^--host-ip 192\.0\.2\.77: this machine does not have that address; name"):
+        supervisor.scheduler_host(job(2, 1, A, B, host_ip="192.0.2.77"))
+
+
+def test_a_loopback_address_for_other_hosts_is_warned_of() -> None:
+    here = Host("127.0.0.1")
+    warning = supervisor._loopback_guessed(job(2, 1, here, Host("n1.invalid")), "127.0.1.1")
+    assert warning and "on the way to n1.invalid is known, and 127.0.1.1 is taken" in warning
+    for asked, host in ((job(2, 1), "127.0.0.1"), (job(2, 1, here), "127.0.0.1"), (job(2, 1, A, B), "10.0.0.9"),
+                        (job(2, 1, A, B, host_ip="127.0.0.1"), "127.0.0.1")):
+        assert supervisor._loopback_guessed(asked, host) is None
+
+
+def test_a_job_that_a_signal_has_ended_waits_for_no_reader(agents: Agents) -> None:
+    agents.supervisor._announce(Verdict(1, "worker 0 failed"))
+    assert not agents.supervisor.console._hurries
+    agents.supervisor._announce(Verdict(143, "stopped by SIGTERM", by_signal=True))
+    assert agents.supervisor.console._hurries
 
 
 def test_mpi_is_told_of_the_others_when_their_sockets_are_there(agents: Agents) -> None:
