@@ -56,8 +56,8 @@ def test_the_same_failure_at_the_same_place_is_not_tried_again() -> None:
     assert decide(again, attempt(), 1, 9) == Decision(
         False, "not started again: worker 1 has failed in the same way as before, after the same checkpoint (400) and "
         "no farther than then (iteration 412)")
-    early = [one._replace(resumed=0) for one in (again, attempt())]  # both before they had looked for the checkpoint
-    assert "after the same checkpoint (400)" in decide(*early, 1, 9).text
+    early, first = (one._replace(resumed=0) for one in (again, attempt()))  # they had not looked for the checkpoint
+    assert "after the same checkpoint (400)" in decide(early, first, 1, 9).text
 
 
 def test_of_two_that_make_the_same_mistake_either_may_be_heard_of_first() -> None:
