@@ -60,6 +60,8 @@ def address_towards(name: str) -> Optional[str]:
 
 def is_own(address: str) -> bool:
     """Whether this machine has the address."""
+    if is_loopback(address):
+        return True
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))

@@ -26,6 +26,8 @@ def main() -> int:
                 sys.exit("odsgd agent: the launcher has gone before saying what to do")
             signal.alarm(0)
             agent = Agent(told, Channel(0, 1))
+    except FileNotFoundError as error:  # of `tempfile`, which names the folders that it has tried
+        sys.exit(f"odsgd agent on {socket.gethostname()}: {error.strerror or error}; name another in TMPDIR")
     except OSError as error:
         sys.exit(f"odsgd agent on {socket.gethostname()}: {error}")
     except (LookupError, TypeError, ValueError) as error:

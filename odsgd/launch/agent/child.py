@@ -4,6 +4,7 @@ It has a session of its own: a signal to its group reaches its children, and no 
 kills it if the agent dies.
 """
 import contextlib
+import errno
 import functools
 import os
 import re
@@ -110,7 +111,8 @@ def start(process: ProcessOrders, orders: Orders, folder: str, lost_file: Option
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         for read_fd, _ in pipes.values():
             os.close(read_fd)
-        raise StartError(f"{program}: {getattr(error, 'strerror', None) or error}") from None
+        limit = "; raise `ulimit -n` there" if getattr(error, "errno", None) == errno.EMFILE else ""
+        raise StartError(f"{program}: {getattr(error, 'strerror', None) or error}{limit}") from None
     finally:
         for _, write_fd in pipes.values():
             os.close(write_fd)

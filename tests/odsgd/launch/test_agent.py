@@ -1,18 +1,20 @@
 """An agent: the environment that it hands on, and its tunnel."""
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import pytest
 
 from kvstore.job import environment, lean
 from kvstore.weights.servers import roles, sockets
 from odsgd.launch import hook, linux, messages
+from odsgd.launch.agent import __main__ as agent_process
 from odsgd.launch.agent import child
 from odsgd.launch.agent.child import MPI_PRIVATE
 from odsgd.launch.agent.tunnel_process import TunnelProcess
@@ -47,6 +49,24 @@ def test_an_address_that_this_host_does_not_have_is_not_bound() -> None:
              for process in sent.processes}
     assert sent.processes[-1].env["DMLC_NODE_HOST"] == "192.0.2.77"
     assert (bound["worker 0"], bound["worker 1"]) == ("127.0.0.2", "127.0.0.1")
+
+
+def test_what_a_host_lacks_is_said_with_the_word_to_look_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(number: int, *told: str) -> Any:
+        def call(*given: Any, **named: Any) -> None:
+            raise OSError(number, *(told or (os.strerror(number),)))
+        return call
+
+    job = Job(("train.py",), 1, 0)
+    sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", fails(errno.EMFILE))
+        with pytest.raises(child.StartError, match=r"Too many open files; raise `ulimit -n` there"):
+            child.start(sent.processes[0], sent, str(tmp_path), None)
+    monkeypatch.setattr(agent_process, "first_orders", lambda _: sent)
+    monkeypatch.setattr(agent_process, "Agent", fails(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))
+    with pytest.raises(SystemExit, match=r"No usable temporary directory found in \['/tmp'\]; name another in TMPDIR"):
+        agent_process.main()
 
 
 def test_programs_beside_the_agents_python_are_found_and_threads_are_not_divided_by_other_tasks(
