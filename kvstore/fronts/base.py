@@ -428,8 +428,8 @@ class FrontEnd:
         theirs = np.array(added) / max(active, 1)
         if not self.session.joined and (theirs != mine).any():
             raise ProtocolError(f"iteration {self.iteration + 1}: the workers differ in their learning rates (here, "
-                                f"without multipliers, {', '.join(f'{rate:g}' for rate in numbers[1:])}), or one takes another step; let "
-                                "schedules depend on the iteration alone, and not on how many batches a worker has")
+                                f"without multipliers, {', '.join(f'{rate:g}' for rate in numbers[1:])}), or one takes "
+                                "another step; let schedules depend on the iteration alone, not on a worker's batches")
         return int(active), np.frombuffer(theirs.astype(np.uint8).tobytes()).tolist()
 
     def _meet(self) -> None:

@@ -1,7 +1,7 @@
 """Connections on which nothing may be sent for long: a firewall or a NAT between the hosts forgets them."""
 import socket
 
-ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15}
+ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 60}
 """After so many seconds without data the kernel asks the other end, and then again."""
 
 

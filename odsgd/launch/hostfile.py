@@ -54,7 +54,7 @@ def _slots(line: str, where: str) -> List[Host]:
         return []
     match = LINE.fullmatch(text) if text.isprintable() or "\t" in text else None
     if not match or not match["address"].isprintable():
-        names = " (an IPv6 address has to be a name or an IPv4 address here)" if text.count(":") > 1 else ""
+        names = " (of an IPv6 host give the name, or an IPv4 address)" if text.count(":") > 1 else ""
         raise ConfigError(f"{where}: cannot read `{shown(text)}`; expected `[user@]host`, `host slots=4` or `host:4`"
                           f"{names}")
     numbers = {"slots": match["slots"]} if match["slots"] else {}

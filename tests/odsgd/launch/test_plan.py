@@ -209,7 +209,7 @@ def test_a_host_stands_there_once_per_slot_in_the_files_order(tmp_path: Path) ->
     ("a slots=many", "cannot read `slots=many`"),
     ("a:2 slots=3", "cannot read `slots=3`"),
     ("a:x", "cannot read `a:x`; expected `[user@]host`"),
-    ("fd77::1", "cannot read `fd77::1`; expected `[user@]host`, `host slots=4` or `host:4` (an IPv6 address"),
+    ("fd77::1", "cannot read `fd77::1`; expected `[user@]host`, `host slots=4` or `host:4` (of an IPv6 host"),
     ("-oProxyCommand=evil", "cannot read `-oProxyCommand=evil`"),
     ("a slots=0", "0 slots; expected at least 1"),
     ("a:22", "22 slots? For an ssh port write `port=22`"),
