@@ -33,6 +33,9 @@ from odsgd.virtual.passes import PassTimes
 from odsgd.virtual.programs import Programs
 
 WARM_UP = 4
+"""Iterations that do not count; of asynchronous stores that exchange less often also as many exchanges: workers make
+their first ones together, queue for the servers, and so drift apart.
+"""
 ITERATIONS, OF_ALL = (4, 10), 64
 """How many iterations of a worker count, at least and at most; and how many of all workers together in between."""
 MUCH = 300
@@ -135,6 +138,7 @@ class Oracle:
         asked = tuple(tuple(job.programs.of(t)[0]) for t in job.iterations)
         own = (cluster.server.rules.get(job.system.name, cluster.server.update),
                cluster.worker.stores.get(job.system.name, 0.0))
+        warm_up = WARM_UP * (1 + job.period) if job.method.asynchronous and job.period > 1 else WARM_UP
         least, most = ITERATIONS
         counted = max(min(max(-(-OF_ALL // job.workers), least), most), 2 * job.period)
         draws = cluster.compute.draws
@@ -142,7 +146,7 @@ class Oracle:
             counted = math.ceil(counted / draws.values[0]) * int(draws.values[0])
         return ((job.system.servers, job.workers, job.transport, asked, job.turns(), job.traffic, own,
                  job.given.get("n")),
-                (cluster, job.system.name, self.parameters, job.given, WARM_UP + counted, WARM_UP, job.transport))
+                (cluster, job.system.name, self.parameters, job.given, warm_up + counted, warm_up, job.transport))
 
 
 def _simulated(arguments: Tuple[Any, ...]) -> times.Pace:

@@ -144,6 +144,13 @@ def test_an_asynchronous_worker_beside_its_server_waits_for_no_link_of_the_other
     assert found.bound_s <= found.iteration_s < 0.5 * found.loads["server's link"]
 
 
+def test_workers_that_seldom_exchange_and_wait_for_nobody_are_told_of_when_they_have_drifted_apart() -> None:
+    """Eight workers keep a link busy for 320 ms of 400: together they queue for it, apart hardly anyone does."""
+    known = oracle(compute={"iteration": "100ms"})
+    assert 1000 * known.predict(parse("easgd:T=4@1"), 8).iteration_s == pytest.approx(100, rel=0.02)
+    assert known.predict(parse("async_diloco:H=12@1"), 8).mean_staleness == 7
+
+
 def test_pauses_come_as_often_as_they_do_in_a_long_run() -> None:
     """Each of two workers pauses once in nine iterations, and the other one waits."""
     found, plain = (oracle(compute={"iteration": "100ms", "draws": draws}).predict(parse("ssgd@1"), 2)
