@@ -105,7 +105,8 @@ class Training:
         self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
         self.schedule = Schedule(config, self.data.batches_per_epoch, self.store.num_workers)
         self.measured = Measurements(config, self.schedule, self.store, self.trainer)
-        self.draws = randomness.draws(self.net)
+        local = getattr(config.options, "optimizer_local", None)
+        self.draws = "sgld" in (config.optimizer, local) or randomness.draws(self.net)
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.before_s = 0.0  # what the first epoch has taken before the run was resumed
         self.staleness: Optional[StalenessReader] = None  # of an asynchronous job, from its first step on

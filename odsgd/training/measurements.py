@@ -17,11 +17,13 @@ from odsgd.training.schedule import Schedule
 
 @dataclasses.dataclass
 class Interval:
-    """The iterations from one reading of the clocks on, and what they counted."""
+    """The iterations from one reading of the clocks on, and what they counted; `of_all`: workers of a virtual cluster.
+    """
 
     iteration: int
     own_s: float
     virtual_s: float
+    of_all: int
     waited_s: float
     sums: Sums = dataclasses.field(default_factory=Sums)
 
@@ -33,6 +35,7 @@ class Measurements:
         self._config, self._schedule, self._store, self._trainer = config, schedule, store, trainer
         self.meter, self.clock = Meter(self._take), Clock()
         self._cluster_s: Callable[[], float] = getattr(store.session.transport, "seconds", lambda: 0.0)
+        self._of_all: Callable[[], int] = getattr(store.session.transport, "iterations", lambda: 0)
         self.virtual_before_s = 0.0  # before the run was resumed
         self._apart_s = 0.0
         self.interval = self.epoch = self._from_here()
@@ -58,7 +61,7 @@ class Measurements:
         return self.clock.read() - self._apart_s
 
     def _from_here(self) -> Interval:
-        return Interval(self._store.iteration, self._own_s(), self.virtual_s(), self._store.waited_s)
+        return Interval(self._store.iteration, self._own_s(), self.virtual_s(), self._of_all(), self._store.waited_s)
 
     def _after(self, before: Interval) -> Interval:
         """A new interval. What a sample of waiting stands for beyond the time of the one `before` counts in this."""
@@ -107,7 +110,9 @@ class Measurements:
         """Time and speed on the virtual cluster's clock."""
         now = self.virtual_s()
         seconds = now - interval.virtual_s
-        samples = iterations * self._config.worker_batch_size * self._store.num_workers
+        of_all = (self._of_all() - interval.of_all if self._config.asynchronous else
+                  iterations * self._store.num_workers)
+        samples = of_all * self._config.worker_batch_size
         return {"virtual_seconds": now, "virtual_iteration_ms": 1000 * seconds / iterations,
                 "virtual_samples_per_s": samples / seconds if seconds else math.nan}
 

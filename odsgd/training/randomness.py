@@ -1,8 +1,8 @@
-"""Random numbers inside the network (dropout), such that a resumed run draws what it would have drawn.
+"""Random numbers of a network (dropout) or an optimizer (SGLD), such that a resumed run draws what it would have drawn.
 
 Each iteration's draws are a function of (seed, iteration, rank): MXNet's generators are reseeded before it. They have
 no state that could be saved, and seeding at every checkpoint instead would let the result depend on how often one is
-made. It costs about 1.4 ms, so it is left out for networks that draw nothing, as most do.
+made. It costs about 1.4 ms, so it is left out where nothing is drawn, as in most runs.
 """
 import hashlib
 import json

@@ -237,6 +237,16 @@ def test_one_worker_resumes_to_the_same_bits(tmp_path: Path, stop: int, devices:
     assert not TrainConfig.from_flags(["--config", str(tmp_path / "parts" / "config.yaml")]).resume
 
 
+@pytest.mark.parametrize("drawing", [dict(kvstore="ssgd", optimizer="sgld"),
+                                     dict(kvstore="odsgd", warmup=2, optimizer_local="sgld")],
+                         ids=["sgld", "local sgld"])
+def test_an_optimizer_that_draws_resumes_to_the_same_bits(tmp_path: Path, drawing: Dict[str, Any]) -> None:
+    whole, parts = (tiny(tmp_path / name, lr=0.01, epochs=1, **drawing) for name in ("whole", "parts"))
+    for config in (whole, dataclasses.replace(parts, iterations=3), dataclasses.replace(parts, resume=True)):
+        train_together([config])
+    assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
+
+
 @pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
                                        COMPENSATED, CODED, OF_WEIGHTS, *WITHOUT_SERVERS.values()],
                          ids=["ssgd", "delayed", "odsgd", "codecs", "diloco", *WITHOUT_SERVERS])

@@ -77,6 +77,15 @@ def test_metrics_have_virtual_seconds_beside_real_ones(tmp_path: Path) -> None:
     assert epochs[0]["test_accuracy"] is not None
 
 
+def test_the_speed_of_asynchronous_workers_counts_what_each_of_them_has_done(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("compute: {speeds: {1: 0.4, 2: 0.4, 3: 0.25, 4: 0.25}}\n")
+    out = trained(tmp_path / "run", kvstore="asgd", cluster=str(tmp_path / "cluster.yaml"), iterations=6,
+                  num_examples=240)
+    (record,) = records(out, "interval")
+    own = 4 * 1000 / record["virtual_iteration_ms"]  # images of worker 0 a second
+    assert record["virtual_samples_per_s"] == pytest.approx(own * (6 + 2 + 2 + 1 + 1) / 6, rel=1e-6)
+
+
 def test_a_file_decides_about_the_workers_unless_a_flag_does(tmp_path: Path) -> None:
     file = tmp_path / "three.yaml"
     file.write_text("workers: 3\n")
