@@ -55,8 +55,8 @@ class AdviseConfig:
 
     profile: str
     model: Optional[str] = option(
-        None, MODEL, "how many parameters: a number as 25.6M or 50k, or a model of `odsgd bench` or `odsgd train`",
-        group="The cluster")
+        None, MODEL, "how many parameters: a number as 25.6M or 50k, a model of `odsgd bench`, or one of `odsgd train` "
+        "for 32x32 images of 10 classes", group="The cluster")
     workers: Tuple[int, ...] = option((), integers(1), "numbers of workers", group="The cluster",
                                       otherwise="the profile's")
     compute: Optional[float] = option(None, TIME, "of an iteration's passes, as 400ms, in place of a profile or of its "

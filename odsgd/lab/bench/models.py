@@ -1,7 +1,7 @@
 """Models as lists of shapes: of a model, a benchmark of communication sees its tensors and their order.
 
 Names are those below, the models of ``odsgd train``, whose shapes are read off the network (for 32x32 images), and
-numbers of parameters as ``7.5M`` or ``50k``: of a perceptron with five layers.
+numbers of parameters as ``7.5M``, ``50k`` or ``17226``: of a perceptron with five layers.
 """
 import functools
 import math
@@ -63,7 +63,7 @@ def check(name: str) -> str:
     return name if _NUMBER.fullmatch(name) else str(one_of("model", (*PLAIN, *MODELS)).convert(name))
 
 
-_NUMBER = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)([kM])")
+_NUMBER = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)([kM])|\d{1,9}")
 
 
 def _perceptron(parameters: float) -> Shapes:
@@ -80,7 +80,7 @@ def shapes(name: str) -> Shapes:
     if name in PLAIN:
         return PLAIN[name]
     if number:
-        return _perceptron(float(number[1]) * {"k": 1e3, "M": 1e6}[number[2]])
+        return _perceptron(float(number[1] or name) * {"k": 1e3, "M": 1e6, None: 1}[number[2]])
     from odsgd.config.train import TrainConfig
     from odsgd.training.models import models
     net = models.create(TrainConfig.from_flags(["--model", name, "--dataset", "synthetic", "--kvstore", "local"]))

@@ -430,3 +430,7 @@ def test_what_cannot_work_is_one_line(profile: str, flags: List[str], complaint:
 def test_a_number_of_parameters_is_a_model_of_that_size(text: str) -> None:
     wanted = float(text[:-1]) * {"k": 1e3, "M": 1e6}[text[-1]]
     assert models.size(models.check(text)) == pytest.approx(wanted, rel=0.005)
+
+
+def test_a_number_of_parameters_needs_no_unit() -> None:
+    assert models.shapes(models.check("17226")) == models.shapes("17.226k")
