@@ -46,8 +46,8 @@ def held(folder: Path, rank: int = 0) -> Iterator[None]:
                 raise _refusal(folder, _holder(file), within_s)
             if waited_s > SAID_AFTER_S and not said:
                 said = True
-                print(f"{environment.who()}: `{folder}`: host {_holder(file)} still has it, from the attempt before or "
-                      f"another job; waiting up to {within_s:g} s until that process ends", file=sys.stderr)
+                print(f"{environment.who()}: {_still_held(folder, _holder(file))}; waiting up to {within_s:g} s until "
+                      "that process ends", file=sys.stderr)
             time.sleep(0.1)
         yield
 
@@ -64,10 +64,13 @@ def _holder(file: IO[str]) -> str:
     return shown(file.read().partition("\n")[2].strip()) or "starting"
 
 
+def _still_held(folder: Path, first: str) -> str:
+    return f"`{folder}`: host {first}, or a worker beside it, still has it, from the attempt before or another job"
+
+
 def _refusal(folder: Path, other: str, within_s: float) -> Exception:
     if environment.restarts():  # each attempt has a secret of its own
-        return RoundTimeoutError(f"`{folder}`: host {other} still has it, from the attempt before or another "
-                                 f"job, after {within_s:g} s; end that process")
+        return RoundTimeoutError(f"{_still_held(folder, other)}, after {within_s:g} s; end that process")
     return ConfigError(f"`{folder}`: another job trains there (host {other}); take another folder, or wait until that "
                        "one has ended")
 

@@ -81,10 +81,10 @@ def test_a_job_that_is_started_again_waits_for_what_is_left_of_the_attempt_befor
             assert before.wait(300)
         end.join()
     said, = capsys.readouterr().err.splitlines()
-    assert f"pid {before.pid} still has it" in said and "waiting up to 330 s" in said
+    assert f"pid {before.pid}, or a worker beside it, still has it" in said and "waiting up to 330 s" in said
     monkeypatch.setattr(disk, "FREE_AGAIN_WITHIN_S", 0.3)
     with holding(tmp_path) as before:
-        refused = rf"pid {before.pid} still has it, .* after 0.3 s; end that process"
+        refused = rf"pid {before.pid}, or a worker beside it, still has it, .* after 0.3 s; end that process"
         with pytest.raises(RoundTimeoutError, match=refused), disk.held(tmp_path):
             pass
         before.kill()
