@@ -108,7 +108,7 @@ def test_nothing_of_a_sum_is_kept_once_it_is_there() -> None:
 
     stage.run(work, stage.sharded_worker)
     gc.collect()
-    assert stores and [one for one in gc.get_objects() if isinstance(one, Round)] == []
+    assert stores and [one for one in gc.get_objects() if type(one) is Round] == []  # PyTorch has objects that warn
 
 
 class ReadsLate(PipeSGD):

@@ -76,6 +76,7 @@ def test_an_address_that_this_machine_does_not_have_is_refused_before_anything_s
     assert supervisor.scheduler_host(job(2, 1, A, B, host_ip="127.0.0.1")) == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"^--host-ip 192\.0\.2\.77: this machine does not have that address; name"):
         supervisor.scheduler_host(job(2, 1, A, B, host_ip="192.0.2.77"))
+    assert supervisor.scheduler_host(job(2, 0, A, B, host_ip="192.0.2.77")) == "192.0.2.77", "nothing listens there"
 
 
 def test_a_loopback_address_for_other_hosts_is_warned_of() -> None:
