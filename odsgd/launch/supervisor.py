@@ -41,8 +41,6 @@ ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 SCHEDULER_ENDS_WITHIN_S = 2.0
 """How long the scheduler may take to end after workers that used MXNet's own store."""
-ANOTHER = "192.0.2.1"
-"""Stands for the address of a host that only ssh knows."""
 OPEN_FILES, OPEN_FILES_PER_PROCESS = 256, 4
 """Files that the launcher may open for a job on other hosts, and for each of its processes: every process may have an
 agent of its own, with three pipes to ssh."""
@@ -123,7 +121,8 @@ def scheduler_host(job: Job) -> str:
 def _loopback_guessed(job: Job, host: str) -> Optional[str]:
     """A warning if the scheduler's address is a guess that other machines do not reach."""
     names = dict.fromkeys(slot.address for slot in job.slots) if is_loopback(host) and not job.host_ip else ()
-    other = next((name for name in names if not is_loopback(numeric(name) or ANOTHER)), None)
+    other = next((name for name, address in zip(names, map(numeric, names))
+                  if address is None or not is_loopback(address)), None)
     return other and (f"no IPv4 address of this machine on the way to {other} is known, and {host} is taken; "
                       "unless all hosts are this machine, say with --host-ip how they reach it")
 

@@ -17,7 +17,8 @@ from odsgd.training.schedule import Schedule
 
 @dataclasses.dataclass
 class Interval:
-    """The iterations from one reading of the clocks on, and what they counted; `of_all`: workers of a virtual cluster.
+    """The iterations from one reading of the clocks on, and what they counted; `of_all` workers of a virtual cluster
+    had done so many by then.
     """
 
     iteration: int
