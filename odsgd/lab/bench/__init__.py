@@ -6,9 +6,7 @@
     run.py       the jobs, interleaved
     job.py       one of them, run on the launching machine of the cluster
     worker.py    runs as its workers: ours, and stock MXNet's
-    ddp.py       runs as its workers, for PyTorch; standard library and torch only
-    torch_worker.py   runs as its workers: ours, on PyTorch
-    backward.py  the emulated accelerator of both
+    torch_worker.py   runs as its workers: on PyTorch, ours and DistributedDataParallel
     hvd.py       runs as its workers, for Horovod, on the loop of worker.py
     server.py    runs as its servers
     usage.py     CPU time and memory of a process; standard library only

@@ -25,7 +25,7 @@ STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VA
 
 ON_TORCH, ON_SOCKETS = "torch+", "sockets+"
 DDP, HOROVOD = "torch/ddp", "horovod/mxnet"
-FOREIGN = {DDP: "ddp.py", HOROVOD: "hvd.py"}
+FOREIGN = {DDP: "torch_worker.py", HOROVOD: "hvd.py"}
 """Systems whose workers have a Python of their own, and a file here that it runs. They have no servers."""
 
 FOLDER = Path(__file__).parent
@@ -48,7 +48,7 @@ class System:
     options: Mapping[str, Any]
     servers: Optional[str]  # A number, `auto`, or None where there are none
     wire: str = "ps-lite"
-    worker: str = "worker"  # a module here: what runs as its workers, if the Python is ours
+    on_torch: bool = False
 
     def __str__(self) -> str:
         return self.label
@@ -88,7 +88,9 @@ class System:
         """Every worker's command, without the name of the file that says what to measure; `python`: a foreign one's."""
         if self.name in FOREIGN:
             return [str(python), str(FOLDER / FOREIGN[self.name])]
-        return [sys.executable, "-m", f"odsgd.lab.bench.{self.worker}"]
+        if self.on_torch:
+            return [sys.executable, str(FOLDER / "torch_worker.py")]
+        return [sys.executable, "-m", "odsgd.lab.bench.worker"]
 
 
 def parse(text: str) -> System:
@@ -129,7 +131,7 @@ def _on_torch(text: str) -> System:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f"`{text}` needs PyTorch beside MXNet, in this Python: scripts/setup torch, or pip install "
                           "'.[cpu,torch]' in a clone of odsgd")
-    return dataclasses.replace(system, label=text, worker="torch_worker")
+    return dataclasses.replace(system, label=text, on_torch=True)
 
 
 def _on_sockets(text: str) -> System:

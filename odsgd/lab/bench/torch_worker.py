@@ -1,21 +1,131 @@
-"""One worker of a measured job, on PyTorch with a store of odsgd: ``python -m odsgd.lab.bench.torch_worker SPEC.json``.
+"""One worker of a measured job, on PyTorch, ours or DistributedDataParallel over gloo: ``torch_worker.py SPEC.json``.
 
-On the accelerator of backward.py, as ddp.py. Every stint has a store of its own.
+The counterpart of worker.py: on an emulated accelerator whose backward pass sleeps without using a core and makes the
+gradients available layer by layer, last first, in the same times; then SGD. Every stint has a store of its own.
+
+Run by path: DistributedDataParallel has an interpreter of its own, which needs only the standard library and torch.
 """
+import functools
+import json
+import os
 import sys
-from typing import Any, Dict, Tuple
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
-import odsgd  # noqa: F401  first, as every script does
-from kvstore import methods
-from kvstore.fronts.torch.optimizer import Optimizer
-from kvstore.fronts.torch.store import create
-from odsgd.lab.bench import backward, usage
+import torch
+import usage  # type: ignore[import-not-found]  # beside this file
+
+STEP_S = 2e-3
+"""Layers that take less together have their gradients at the same moment, as on the emulated accelerator of MXNet."""
 
 
-def wrapped(model: Any, system: Dict[str, Any]) -> Tuple[Any, Any]:
-    sgd = backward.sgd(model, 0.0 if methods.find(system["name"]).plain_sgd else 0.9)
-    return model, Optimizer(sgd, model, create(system["name"], **system["options"]))
+class Device:
+    """An accelerator. Its ends follow from durations, not from when a thread woke up, so that lateness adds nothing."""
+
+    def __init__(self) -> None:
+        self.end_s, self.slept_s = 0.0, 0.0
+
+    def begin(self) -> None:
+        self.end_s = self.slept_s = max(self.end_s, time.perf_counter())
+
+    def work(self, seconds: float, last: bool) -> None:
+        self.end_s += seconds
+        if last or self.end_s - self.slept_s >= STEP_S:
+            time.sleep(max(0.0, self.end_s - time.perf_counter()))
+            self.slept_s = self.end_s
+
+
+class Layer(torch.autograd.Function):
+    """Passes its input on; its backward takes a while, then there is a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, work: Callable[[], None]) -> torch.Tensor:
+        ctx.weight, ctx.work = weight, work
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ctx.work()
+        return grads[0], torch.zeros_like(ctx.weight), None
+
+
+class Model(torch.nn.Module):
+    """Layers one after the other; all the time is the backward pass's, shared by size."""
+
+    def __init__(self, shapes: Sequence[Sequence[int]], seconds: float) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(*shape)) for shape in shapes])
+        total = sum(weight.numel() for weight in self.weights)
+        self.device = Device()
+        self.works = [functools.partial(self.device.work, seconds * weight.numel() / total, last=number == 0)
+                      for number, weight in enumerate(self.weights)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.device.begin()  # here: a real one is asynchronous, which hides the time of Python for the rest
+        for weight, work in zip(self.weights, self.works):
+            x = Layer.apply(x, weight, work)
+        return x
+
+
+def measure(call: Callable[[torch.Tensor], torch.Tensor], optimizer: Any, stint: Dict[str, Any]) -> Dict[str, Any]:
+    """The times of one stint."""
+    x = torch.ones(1, requires_grad=True)
+    moments: List[float] = []
+    for number in range(stint["warm_up"] + stint["iterations"]):
+        if number == stint["warm_up"]:
+            before, moments = usage.now(), [time.monotonic()]
+        optimizer.zero_grad()
+        call(x).sum().backward()
+        optimizer.step()
+        moments.append(time.monotonic())
+    return {"moments_s": moments, "usage": [before, usage.now()]}
+
+
+def sgd(model: Any, momentum: float = 0.9) -> torch.optim.SGD:
+    """The optimizer, at a rate at which no rule makes much of gradients that nothing computes."""
+    return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=momentum)
+
+
+def with_store(model: Model, name: str, options: Dict[str, Any]) -> Tuple[Any, Any]:
+    """What to call, and its optimizer: of a store of ours."""
+    from kvstore import methods
+    from kvstore.fronts.torch.optimizer import Optimizer
+    from kvstore.fronts.torch.store import create
+    optimizer = sgd(model, 0.0 if methods.find(name).plain_sgd else 0.9)
+    return model, Optimizer(optimizer, model, create(name, **options))
+
+
+def with_ddp(model: Model, name: str, options: Dict[str, Any]) -> Tuple[Any, Any]:
+    """The same of DistributedDataParallel."""
+    parallel = torch.nn.parallel.DistributedDataParallel(model, **options)
+    return parallel, sgd(parallel)
+
+
+def main(file: str) -> None:
+    """Measure every stint of a job, and write what this worker has measured."""
+    spec = json.loads(Path(file).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    name, options = spec["system"]["name"], spec["system"]["options"]
+    ddp = name == "torch/ddp"
+    if ddp:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{spec['folder']}/rendezvous",
+                                             rank=int(os.environ["ODSGD_WORKER_RANK"]),
+                                             world_size=int(os.environ["DMLC_NUM_WORKER"]),
+                                             timeout=timedelta(seconds=60))
+    wrapped = with_ddp if ddp else with_store
+    measured = []
+    for model in spec["models"]:
+        for stint in model["stints"]:
+            layers = Model(model["shapes"], stint["compute_ms"] / 1000)
+            measured.append(measure(*wrapped(layers, name, options), stint))
+    Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
+    if ddp:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    backward.measure_all(sys.argv[1], usage.now, wrapped)
+    del sys.path[0]  # this folder: its files are no modules for others
+    main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""CPU time and memory of this process so far. Standard library only, since ddp.py imports it."""
+"""CPU time and memory of this process so far. Standard library only, since torch_worker.py imports it."""
 import time
 from typing import Dict
 

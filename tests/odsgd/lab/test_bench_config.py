@@ -50,7 +50,7 @@ def test_a_store_on_pytorch_is_the_store_with_another_worker() -> None:
     pytest.importorskip("torch")
     system, alone = systems.parse("torch+odsgd:warmup=3@1"), systems.parse("odsgd:warmup=3@1")
     assert (system.name, system.options, system.servers) == (alone.name, alone.options, alone.servers)
-    assert str(system) == "torch+odsgd:warmup=3@1" and system.worker_command(None)[-1].endswith(".torch_worker")
+    assert str(system) == "torch+odsgd:warmup=3@1" and system.worker_command(None)[-1].endswith("torch_worker.py")
     with pytest.raises(ConfigError, match="goes before a store of odsgd"):
         systems.parse("torch+mxnet/p3")
     with pytest.raises(ConfigError, match="measured in float32"):

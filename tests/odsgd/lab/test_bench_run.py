@@ -158,7 +158,7 @@ def test_iterations_of_the_warm_up_do_not_count(compute_ms: float, dtype: str) -
 
 def test_both_accelerators_compute_in_the_same_steps() -> None:
     from odsgd.training.step import emulated
-    torchs = (Path(run.__file__).parent / "backward.py").read_text()  # imports torch
+    torchs = (Path(run.__file__).parent / "torch_worker.py").read_text()  # imports torch
     step_s, = re.findall(r"^STEP_S = (.*)$", torchs, re.M)
     assert float(step_s) == emulated.STEP_S
 
