@@ -1,7 +1,7 @@
 """When everything of a job happens on a virtual cluster: events in virtual time, the earliest first.
 
 Times depend on no value, so there are no arrays here. The simulation carries out the `programs` of all workers on the
-links, server threads and processors of a `description`; `costs` and `passes` say how long each of them takes. One
+links, server threads and processors of a `description`; `costs` says how long each of them takes. One
 result decides values: in an asynchronous job, the order in which questions reach each bucket's rule (`order`).
 
 The rules.
@@ -35,9 +35,8 @@ from kvstore.messages.seam import TrafficSettings
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
 from kvstore.transports import sizing
-from odsgd.virtual.costs import Costs, Links
+from odsgd.virtual.costs import Costs, Links, PassTimes
 from odsgd.virtual.description import VirtualCluster
-from odsgd.virtual.passes import PassTimes
 from odsgd.virtual.programs import Op, Program, by_worker
 
 START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)

@@ -27,9 +27,8 @@ from kvstore.state import declared
 from odsgd.lab.advise.candidates import placed
 from odsgd.lab.bench.systems import OURS, System
 from odsgd.virtual import times
-from odsgd.virtual.costs import NS
+from odsgd.virtual.costs import NS, PassTimes
 from odsgd.virtual.description import VirtualCluster
-from odsgd.virtual.passes import PassTimes
 from odsgd.virtual.programs import Programs
 
 WARM_UP = 4
