@@ -117,6 +117,7 @@ class Simulation:
         self.passes = PassTimes(cluster, self.buckets, parameters)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
+        self.iterations = 0  # of all workers, that are over
         self._workers = [WorkerTimes(m, [LaneTimes(b, *self.links.way(m, bucket.server_rank))
                                          for b, bucket in enumerate(self.buckets)]) for m in range(self.num_workers)]
         self._open = set(range(self.num_workers))  # workers that may begin something that they have not told yet
@@ -250,6 +251,7 @@ class Simulation:
         if m == 0:  # often enough
             for programs in set(self.programs):
                 programs.forget(min(other.done for other in self._workers))
+        self.iterations += 1
         self.over(m)
         if worker.begun:
             self._push((self.ready(m), START, m, 0, 0, 0))

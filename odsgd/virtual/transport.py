@@ -55,7 +55,6 @@ class VirtualStage(Stage):
         self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
         self._due: List[Dict[int, Iterator[Op]]] = [{} for _ in self._iterating]  # by bucket: what is left of it
         self.answered = [0] * cluster.workers  # questions of each worker that have their answers
-        self.iterations = 0  # of all workers, that are over
 
     def worker(self, worker_rank: int) -> "VirtualWorker":
         return VirtualWorker(self, worker_rank)
@@ -79,10 +78,6 @@ class VirtualStage(Stage):
         job = (self.cluster, method, method.Options(**setup.options), setup.buckets, layers,
                "ring" if ring else "server", setup.traffic)
         self.simulation = Simulation(*job) if self._trace is None else TracedSimulation(Path(self._trace), *job)
-        self.simulation.over = self._is_over
-
-    def _is_over(self, worker_rank: int) -> None:
-        self.iterations += 1
 
     def finish_trace(self) -> None:
         """The files of the timeline, if there is one, are whole."""
@@ -294,7 +289,7 @@ class _OnStage(Transport):
 
     def iterations(self) -> int:
         """How many are over, of all workers together."""
-        return self.stage.iterations
+        return self.stage.simulation.iterations if self.stage.simulation else 0
 
     def runs_ahead(self) -> bool:
         """Whether it has asked for more than time has had answered."""

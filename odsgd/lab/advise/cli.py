@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
@@ -80,19 +80,24 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
     if not oracle.cluster.compute.iteration:
         raise ConfigError("an iteration that computes nothing has nothing to gain; say how long the passes take, "
                           "e.g. --compute 400ms")
-    compute_s, predictions = oracle.alone_s(workers), ranked(config, oracle, workers)
+    predictions = ranked(config, oracle, workers)
     if not predictions:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
     often = [one for one in predictions if one.system.intervals(one.workers) == (1, 1)] or predictions
-    first, codable = often[0], filter(None, (coded_alike(one.system) for one in often))
-    now = oracle.predict(config.now, workers) if config.now else first
-    outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])
+    now = oracle.predict(config.now, workers) if config.now else often[0]
     say(f"{workers} workers: what a change would gain")
-    slow = 1 < workers <= first.iteration_s / compute_s and "float16" not in oracle.cluster.codecs  # else it is ranked
-    system = next(codable, None) if slow else None
-    coded = oracle.predict(system, workers) if system else None
-    faster = coded is not None and coded.rate > first.rate * (1 + NOTHING)
-    advice = Advice(workers, predictions, first, coded if faster else None, now,
-                    changes(oracle, now, predictions), outside, compute_s)
+    advice = Advice(workers, predictions, often[0], _coded(oracle, often), now, changes(oracle, now, predictions),
+                    beyond(oracle.cluster, oracle.nbytes // 4, workers, [one.system for one in predictions]),
+                    oracle.alone_s(workers))
     say("")
     return advice
+
+
+def _coded(oracle: Oracle, often: Sequence[Prediction]) -> Optional[Prediction]:
+    """`Advice.coded`."""
+    first = often[0]
+    slow = 1 < first.workers <= first.iteration_s / oracle.alone_s(first.workers)
+    codable = filter(None, (coded_alike(one.system) for one in often))
+    system = next(codable, None) if slow and "float16" not in oracle.cluster.codecs else None  # else it is ranked
+    coded = oracle.predict(system, first.workers) if system else None
+    return coded if coded and coded.rate > first.rate * (1 + NOTHING) else None

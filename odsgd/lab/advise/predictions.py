@@ -125,9 +125,8 @@ class Oracle:
         if key not in self._paces:
             self._paces[key] = _simulated(arguments)
         pace = self._paces[key]
-        iteration = pace.iteration
         bounds = [pace.loads["passes"]] if job.method.asynchronous else pace.loads.values()
-        iteration = max(iteration, *bounds)  # a short run may count less
+        iteration = max(pace.iteration, *bounds)  # a short run may count less
         return Prediction(system, workers, iteration, pace.staleness or {job.delay(): 1},
                           self.nbytes * job.worker_arrays(), self.nbytes * job.server_arrays(), pace.loads)
 
