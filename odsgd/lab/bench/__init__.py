@@ -4,7 +4,6 @@
     systems.py   the systems by name, and how a job of each is launched
     models.py    models as lists of shapes
     run.py       the jobs, interleaved
-    job.py       one of them, run on the launching machine of the cluster
     worker.py    runs as its workers: ours, and stock MXNet's
     torch_worker.py   runs as its workers: on PyTorch, ours and DistributedDataParallel
     hvd.py       runs as its workers, for Horovod, on the loop of worker.py

@@ -1,5 +1,9 @@
-"""The jobs of a benchmark, one after the other: for each rate a cluster, and on it every system in turn, repeatedly."""
+"""The jobs of a benchmark, one after the other: for each rate a cluster, and on it every system in turn, repeatedly.
+
+Each job is launched by a process on the cluster's launching machine: ``python -m odsgd.lab.bench.run SPEC.json``.
+"""
 import contextlib
+import dataclasses
 import json
 import math
 import statistics
@@ -7,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from odsgd.lab import processes
@@ -15,6 +19,7 @@ from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, ComputingTime
 from odsgd.lab.bench.systems import FOREIGN, STOCK, System
 from odsgd.lab.cluster import Cluster
+from odsgd.launch import command, supervisor
 from odsgd.report.runs import events_of
 
 LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
@@ -71,7 +76,7 @@ def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
             for group in together for system in systems]
     for rate in config.rates:
         hosts = max(config.workers) + max(system.extra_hosts() for system in systems)
-        with _cluster(rate, hosts) as cluster:
+        with contextlib.nullcontext() if rate == NO_CLUSTER else Cluster.up(hosts, rate) as cluster:
             measured.goodputs[rate] = _goodputs(cluster)
             goodput = measured.goodput(rate)
             for number, (repetition, workers, system, group) in enumerate(jobs, start=1):
@@ -97,11 +102,6 @@ def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[Syst
     return systems
 
 
-def _cluster(rate: str, hosts: int) -> ContextManager[Optional[Cluster]]:
-    """Where jobs run; None: on this machine's loopback."""
-    return contextlib.nullcontext() if rate == NO_CLUSTER else Cluster.up(hosts=hosts, rate=rate)
-
-
 def _goodputs(cluster: Optional[Cluster]) -> List[float]:
     """Bytes per second over the links each way, twice; infinite on loopback, and where one host is alone."""
     if cluster is None or len(cluster.hosts) == 1:
@@ -111,7 +111,7 @@ def _goodputs(cluster: Optional[Cluster]) -> List[float]:
 
 def job(config: BenchConfig, cluster: Optional[Cluster], rate: str, goodput: float, workers: int, system: System,
         group: Sequence[str]) -> List[Reading]:
-    """Measure some models in one job of a system."""
+    """Measure some models in one job of a system; without a cluster on this machine's loopback."""
     push, fetch = system.intervals(workers)
     period = push * fetch // math.gcd(push, fetch)
     stints = {(model, compute): Stint.of(config, model, compute, workers, goodput, period)
@@ -130,7 +130,7 @@ def job(config: BenchConfig, cluster: Optional[Cluster], rate: str, goodput: flo
                 stint._asdict() for (of, _), stint in stints.items() if of == model]} for model in group],
             "flags": [*flags, *system.worker_command(config.python(system.name)), str(spec)],
             "server_command": system.server_command}), encoding="utf-8")
-        _await(cluster, [sys.executable, "-m", "odsgd.lab.bench.job", str(spec)], config.timeout_s)
+        _await(cluster, [sys.executable, "-m", "odsgd.lab.bench.run", str(spec)], config.timeout_s)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
         servers = [events_of(Path(folder, f"server-{rank}")) for rank in range(system.num_servers(workers))]
     return [Reading(Setting(rate, model, workers, str(compute)), system.label, stint.compute_ms,
@@ -138,10 +138,10 @@ def job(config: BenchConfig, cluster: Optional[Cluster], rate: str, goodput: flo
             for ((model, compute), stint), by_worker in zip(stints.items(), zip(*found))]
 
 
-def _await(cluster: Optional[Cluster], command: Sequence[str], timeout_s: float) -> None:
+def _await(cluster: Optional[Cluster], words: Sequence[str], timeout_s: float) -> None:
     try:
-        done = cluster.run(command, timeout=timeout_s) if cluster else processes.completed(
-            subprocess.Popen(command, **processes.READ_TO_THE_END), timeout_s)
+        done = cluster.run(words, timeout=timeout_s) if cluster else processes.completed(
+            subprocess.Popen(words, **processes.READ_TO_THE_END), timeout_s)
     except subprocess.TimeoutExpired as overdue:
         said = overdue.stderr if isinstance(overdue.stderr, str) else ""
         raise JobFailed(f"not finished within {timeout_s:g} s (`timeout_s`){_last_lines(said)}") from None
@@ -224,3 +224,14 @@ class Stint(NamedTuple):
 def nbytes(model: str) -> int:
     """N, of single precision."""
     return 4 * models.size(model)
+
+
+def main(file: str) -> int:
+    """Launch one job with the flags that stand there, and with servers that note their usage; the exit code."""
+    asked = json.loads(Path(file).read_text(encoding="utf-8"))
+    asked_for = command.parse(asked["flags"])
+    return supervisor.run(dataclasses.replace(asked_for, server_command=tuple(asked["server_command"])))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -51,7 +51,7 @@ def no_jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
             raise run.JobFailed("exit code 1\n    why")
         return [a_reading(system.label, [10.0, 30.0], workers, rate=rate)]
 
-    monkeypatch.setattr(run, "_cluster", lambda rate, hosts: contextlib.nullcontext())
+    monkeypatch.setattr(run.Cluster, "up", lambda hosts, rate: contextlib.nullcontext())
     monkeypatch.setattr(run, "_goodputs", lambda cluster: [1e8])
     monkeypatch.setattr(run, "job", job)
     return asked, fail
