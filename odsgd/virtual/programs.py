@@ -16,7 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from kvstore.engine import engine
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
-from kvstore.messages.seam import Array, Pending, Replicated, Servers
+from kvstore.messages.seam import Array, GlobalWeights, Pending
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.transports.buffers import Window
@@ -55,9 +55,9 @@ class Programs:
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  ring: bool, window_nbytes: Optional[float] = None) -> None:
         self._method, self._options = method, options
-        self._holder = recorder(buckets, ring, engine.zeros(1), window_nbytes)
+        self._recorder = Recorder(buckets, ring, engine.zeros(1), window_nbytes)
         self._next, self._made = 0, {}  # type: int, Dict[int, Program]
-        self._workers = [recorded(method, options, num_workers, bucket, self._holder, engine.zeros(1), ring)
+        self._workers = [self._recorder.worker(method, options, num_workers, bucket, engine.zeros(1))
                          for bucket in buckets]
 
     def of(self, t: int) -> Program:
@@ -78,10 +78,10 @@ class Programs:
                    if not isinstance(value, deque))
 
     def _record(self, worker: Worker, t: int) -> List[Op]:
-        self._holder.ops = [Op("step")] if self._method.takes == "weights" else []  # the trainer's optimizer's
+        self._recorder.ops = [Op("step")] if self._method.takes == "weights" else []  # the trainer's optimizer's
         if self._method.due(self._options, t, worker.bucket.first.fragment):
             worker.iterate(engine.zeros(1), Step(t, LR, LR))
-        return self._holder.ops
+        return self._recorder.ops
 
 
 def by_worker(method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket], ring: bool,
@@ -92,100 +92,82 @@ def by_worker(method: Type[Method], options: Options, num_workers: int, buckets:
     return [kinds[each] for each in own]
 
 
+class Recorder(GlobalWeights):
+    """A holder of weights that writes down what it is asked for in `ops`, and always answers the same.
+
+    `ring`: whether workers add, where an exchange is a sum and U; `window_nbytes`: as in `Programs`.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], ring: bool, answer: Array,
+                 window_nbytes: Optional[float] = None) -> None:
+        self.ops: List[Op] = []
+        self._ring, self._answer = ring, answer
+        self._places = {bucket.id: place for place, bucket in enumerate(buckets)}
+        self._asked = dict.fromkeys(self._places, 0)  # questions so far
+        self._windows: Dict[int, Any] = {} if window_nbytes is None else {
+            bucket.server_rank: Window(window_nbytes) for bucket in buckets}
+
+    def worker(self, method: Type[Method], options: Options, num_workers: int, bucket: Bucket, w: Array) -> Worker:
+        """A method's worker with this holder and weights `w`; its optimizers do nothing."""
+        local = method.local_optimizer(options) is not None
+        return method.worker(options=options, num_workers=num_workers, bucket=bucket, weights_holder=self,
+                             last_exchange=Pending(w), wd=0.0, lr_given=LR,
+                             local_optimizer=_Stepped(self) if local else None,
+                             update=_Stepped(self) if self._ring else None, begun=0, w_local=w)
+
+    def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
+        if self._ring:
+            return self._ask("sum", bucket, update=True)
+        if not self._windows:
+            return self._ask("exchange", bucket)
+        window = self._windows[bucket.server_rank]
+        answer = self._ask("exchange", bucket, window.make_room(bucket.id, _nbytes(bucket)))
+        window.add(bucket.id, answer)
+        return answer
+
+    def fetch(self, bucket: Bucket, after: Array, end_round: bool = False, looks: bool = False) -> Pending:
+        return self._ask("fetch", bucket)
+
+    def allreduce(self, bucket: Bucket, array: Array, lr: float) -> Pending:
+        return self._ask("sum", bucket) if self._ring else super().allreduce(bucket, array, lr)
+
+    def _ask(self, what: str, bucket: Bucket, behind: Sequence["_Answer"] = (), update: bool = False) -> "_Answer":
+        self._asked[bucket.id] += 1
+        question = self._places[bucket.id], self._asked[bucket.id]
+        self.ops.append(Op(what, question[1], tuple(one.question for one in behind), update))
+        return _Answer(self, question, _nbytes(bucket), self._answer)
+
+
+def _nbytes(bucket: Bucket) -> int:
+    return WIRE_DTYPE.itemsize * bucket.size
+
+
+class _Answer(Pending):
+    """An answer; the first time that it is read counts. `question`: the bucket and the number of what it answers."""
+
+    def __init__(self, recorder: Recorder, question: Tuple[int, int], nbytes: int, array: Array) -> None:
+        super().__init__(array)
+        self.question, self.nbytes = question, nbytes
+        self._recorder, self._read = recorder, False
+
+    def result(self) -> Array:
+        if not self._read:
+            self._read = True
+            self._recorder.ops.append(Op("await", self.question[1]))
+        return super().result()
+
+
 class _Stepped(Update):
     """An optimizer on the worker; only that it ran counts."""
 
-    def __init__(self, holder: "_Recorder") -> None:
-        self._holder = holder
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
 
     def __call__(self, w: Array, grad: Array, lr: float, gradient_weight: float = 1.0, out: Any = None) -> Array:
-        self._holder.ops.append(Op("step"))
+        self._recorder.ops.append(Op("step"))
         return w if out is None else out
 
     trial = __call__
 
     def start(self, w: Array) -> None:
         """Nothing to begin."""
-
-
-class _Asked(Pending):
-    """An answer; the first time that it is read counts."""
-
-    def __init__(self, holder: "_Recorder", number: int, array: Array) -> None:
-        super().__init__(array)
-        self._holder, self._number, self._read = holder, number, False
-
-    def result(self) -> Array:
-        if not self._read:
-            self._read = True
-            self._holder.ops.append(Op("await", self._number))
-        return super().result()
-
-
-class _Recorder:
-    """The common part of both kinds of holder: they write into `ops`."""
-
-    def __init__(self, buckets: Sequence[Bucket], answer: Array) -> None:
-        self.ops: List[Op] = []
-        self._index = {bucket.id: index for index, bucket in enumerate(buckets)}
-        self._answer = answer
-        self._numbers: Dict[int, int] = {}
-
-    def ask(self, what: str, bucket: Bucket, behind: Sequence[Tuple[int, int]] = (), update: bool = False) -> _Asked:
-        number = self._numbers[bucket.id] = self._numbers.get(bucket.id, 0) + 1
-        self.ops.append(Op(what, number, tuple(behind), update))
-        return _Asked(self, number, self._answer)
-
-
-class _InFlight(NamedTuple):
-    """A message in a window."""
-
-    at: int
-    number: int
-    nbytes: int
-
-
-class _ServersRecorder(_Recorder, Servers):
-    """Servers, of either kind of job."""
-
-    def __init__(self, buckets: Sequence[Bucket], answer: Array, window_nbytes: Optional[float]) -> None:
-        super().__init__(buckets, answer)
-        bound = window_nbytes is not None
-        self._windows: Dict[int, Any] = {bucket.server_rank: Window(window_nbytes or 0) for bucket in buckets if bound}
-
-    def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
-        if not self._windows:
-            return self.ask("exchange", bucket)
-        window, nbytes = self._windows[bucket.server_rank], WIRE_DTYPE.itemsize * bucket.size
-        behind = [(message.at, message.number) for message in window.make_room(bucket.id, nbytes)]
-        asked = self.ask("exchange", bucket, behind)
-        window.add(bucket.id, _InFlight(self._index[bucket.id], self._numbers[bucket.id], nbytes))
-        return asked
-
-    def fetch(self, bucket: Bucket, after: Array, end_round: bool = False, looks: bool = False) -> Pending:
-        return self.ask("fetch", bucket)
-
-
-class _RingRecorder(_Recorder, Replicated):
-    """A ring, which adds; `exchange` is a sum and U."""
-
-    def allreduce(self, bucket: Bucket, array: Array, lr: float) -> Pending:
-        return self.ask("sum", bucket)
-
-    def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
-        return self.ask("sum", bucket, update=True)
-
-
-def recorder(buckets: Sequence[Bucket], ring: bool, answer: Array, window_nbytes: Optional[float] = None) -> Any:
-    """A holder of weights that writes down what it is asked for in `ops`, and always answers the same."""
-    return _RingRecorder(buckets, answer) if ring else _ServersRecorder(buckets, answer, window_nbytes)
-
-
-def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, holder: Any, w: Array,
-             ring: bool) -> Worker:
-    """A method's worker with this holder and weights `w`; its optimizers do nothing."""
-    local = method.local_optimizer(options) is not None
-    return method.worker(options=options, num_workers=num_workers, bucket=bucket, weights_holder=holder,
-                         last_exchange=Pending(w), wd=0.0, lr_given=LR,
-                         local_optimizer=_Stepped(holder) if local else None,
-                         update=_Stepped(holder) if ring else None, begun=0, w_local=w)

@@ -25,7 +25,7 @@ from kvstore.optimizers.apply import QueuedOptimizer
 from kvstore.weights.servers.shard import Shard
 from odsgd.config.train import TrainConfig
 from odsgd.virtual.description import TRANSPORTS
-from odsgd.virtual.programs import recorded, recorder
+from odsgd.virtual.programs import Recorder
 
 SIZES = (2 ** 14, 2 ** 16, 2 ** 18, 2 ** 19)  # floats
 SPREAD_NBYTES = 32e6
@@ -111,8 +111,8 @@ def _lines(method: Type[Method], floats: int) -> float:
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
     every = max(method.intervals(options))
     due = [t for t in range(every + 1, 2 * every + 1) if method.due(options, t, 0)]  # what it asked for comes later
-    holder = recorder(buckets, ring, answer)
-    workers = [recorded(method, options, 2, bucket, holder, mx.nd.ones(floats), ring) for bucket in buckets]
+    recorder = Recorder(buckets, ring, answer)
+    workers = [recorder.worker(method, options, 2, bucket, mx.nd.ones(floats)) for bucket in buckets]
     return _timed([_iterated(worker, grad, itertools.count(t, every)) for t in due for worker in workers]
                   ) * len(due) / every
 

@@ -20,6 +20,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.lab.bench import cli, report, results, run, systems
 from odsgd.lab.bench.config import BenchConfig
+from odsgd.lab.cluster import Cluster
 from tests.jobs import ROOT
 
 
@@ -51,7 +52,7 @@ def no_jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
             raise run.JobFailed("exit code 1\n    why")
         return [a_reading(system.label, [10.0, 30.0], workers, rate=rate)]
 
-    monkeypatch.setattr(run.Cluster, "up", lambda hosts, rate: contextlib.nullcontext())
+    monkeypatch.setattr(Cluster, "up", lambda hosts, rate: contextlib.nullcontext())
     monkeypatch.setattr(run, "_goodputs", lambda cluster: [1e8])
     monkeypatch.setattr(run, "job", job)
     return asked, fail
