@@ -23,9 +23,8 @@ from scripts.examples.networks import make  # noqa: E402
 from scripts.reproduction.declarations import Cell, Item, Scale, Trial  # noqa: E402
 from scripts.reproduction.gpu.__main__ import Several  # noqa: E402
 from scripts.reproduction.gpu.images import Images  # noqa: E402
-from scripts.reproduction.gpu.optimizers import Applied  # noqa: E402
 from scripts.reproduction.gpu.run import Run  # noqa: E402
-from scripts.reproduction.gpu.server import Flat  # noqa: E402
+from scripts.reproduction.gpu.tensors import Applied, Flat  # noqa: E402
 from scripts.reproduction.gpu.times import virtual_seconds  # noqa: E402
 from scripts.reproduction.run import configuration  # noqa: E402
 

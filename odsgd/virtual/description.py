@@ -37,11 +37,11 @@ class Quantity(float):
     """Seconds, or bytes per second: converted from text with a unit."""
 
 
-def _quantity(value: Any, units: Mapping[str, float]) -> Quantity:
+def _quantity(value: Any, units: Mapping[str, float], ending: str = "") -> Quantity:
     if isinstance(value, Quantity):
         return value
     text = as_text(value).strip().lower()
-    match = re.fullmatch(rf"((?:\d+\.?\d*|\.\d+)(?:e-?\d+)?) ?({'|'.join(units)})", text)
+    match = re.fullmatch(rf"((?:\d+\.?\d*|\.\d+)(?:e-?\d+)?) ?({'|'.join(units)}){ending}", text)
     if not match and text != "0":
         raise ValueError
     found = Quantity(float(match[1]) * units[match[2]] if match else 0)
@@ -55,7 +55,7 @@ def _time(value: Any) -> Quantity:
 
 
 def _rate(value: Any) -> Quantity:
-    rate = _quantity(value if isinstance(value, Quantity) else re.sub(r"/s$", "", as_text(value).strip()), _RATES)
+    rate = _quantity(value, _RATES, "(?: ?/s)?")
     if not rate > 0:
         raise ValueError
     return rate

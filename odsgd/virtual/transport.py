@@ -33,7 +33,6 @@ from kvstore.transports.sizing import on_servers
 from kvstore.transports.turns import LateAnswer
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
-from odsgd.virtual.programs import Op
 from odsgd.virtual.simulation import Simulation
 from odsgd.virtual.timeline import TracedSimulation
 
@@ -53,7 +52,7 @@ class VirtualStage(Stage):
         self._questions: Dict[Tuple[int, int], Deque[Tuple[Bucket, Buffer, LateAnswer]]] = collections.defaultdict(
             collections.deque)  # bucket id and rank -> not answered
         self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
-        self._due: List[Dict[int, Iterator[Op]]] = [{} for _ in self._iterating]  # by bucket: what is left of it
+        self._due: List[Dict[int, Iterator[str]]] = [{} for _ in self._iterating]  # by bucket: questions to come
         self.answered = [0] * cluster.workers  # questions of each worker that have their answers
 
     def worker(self, worker_rank: int) -> "VirtualWorker":
@@ -89,7 +88,8 @@ class VirtualStage(Stage):
         self._ends(worker_rank)
         self._iterating[worker_rank] = t
         program = self.simulation.programs[worker_rank].of(t)
-        self._due[worker_rank] = {bucket.id: iter(ops) for bucket, ops in zip(self.simulation.buckets, program)}
+        self._due[worker_rank] = {bucket.id: iter([op.what for op in ops if op.what in QUESTIONS])
+                                  for bucket, ops in zip(self.simulation.buckets, program)}
         self.simulation.begin(worker_rank, t)
 
     def asks(self, worker_rank: int, bucket_id: int, what: str) -> None:
@@ -97,7 +97,7 @@ class VirtualStage(Stage):
         """
         if not self._iterating[worker_rank]:
             return
-        due = next((op.what for op in self._due[worker_rank][bucket_id] if op.what in QUESTIONS), NOTHING)
+        due = next(self._due[worker_rank][bucket_id], NOTHING)
         if what != due:
             raise ConfigError(
                 f"worker {worker_rank}, iteration {self._iterating[worker_rank]}, bucket {bucket_id}: the method asks "

@@ -32,7 +32,7 @@ from odsgd.lab import cluster
 from odsgd.launch.linux import descendants, state
 from odsgd.tools import piped
 from odsgd.training.checkpoint import manifests
-from scripts.maintain.docs_tables import put
+from scripts.maintain.docs_tables import put_into
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS, EVERY, PER_EPOCH = 40, 20, {1: 44, 2: 22, 3: 14}
@@ -534,9 +534,7 @@ def main() -> int:
     text = table(mine)
     print(text)
     if options.markdown:
-        page = options.markdown.read_text(encoding="utf-8")
-        said = f"\n{summary(mine, options.seed)}\n\n{text}\n\n"
-        options.markdown.write_text(put(page, "<!-- chaos -->", said), encoding="utf-8")
+        put_into(options.markdown, "<!-- chaos -->", f"\n{summary(mine, options.seed)}\n\n{text}\n\n")
     return int(any(one["broken"] for one in mine))
 
 

@@ -102,6 +102,11 @@ def put(page: str, mark: str, text: str) -> str:
     return f"{before}{begin}{text}{end}{after}"
 
 
+def put_into(path: Path, mark: str, text: str) -> None:
+    """The same in the file of a page."""
+    path.write_text(put(path.read_text(encoding="utf-8"), mark, text), encoding="utf-8")
+
+
 def by_line(content: Mapping[str, Any]) -> str:
     """JSON with a line for each entry of the tables and lists in `content`."""
     def block(value: Any) -> str:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from odsgd.tools import piped
 from scripts.maintain.chaos import results_of
-from scripts.maintain.docs_tables import put
+from scripts.maintain.docs_tables import put_into
 
 ROOT = Path(__file__).resolve().parents[2]
 PIECE = 25000
@@ -102,8 +102,7 @@ def main() -> int:
     text = table(results)
     print(text)
     if options.markdown:
-        page = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(put(page, "<!-- fuzz -->", f"\n{summary(results)}\n\n{text}\n\n"), encoding="utf-8")
+        put_into(options.markdown, "<!-- fuzz -->", f"\n{summary(results)}\n\n{text}\n\n")
     return int(any(one["broken"] for one in results))
 
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from odsgd.tools import piped
 from scripts.maintain import chaos
-from scripts.maintain.docs_tables import put
+from scripts.maintain.docs_tables import put_into
 
 TRANSPORTS = {"ps-lite": ("ssgd", "ps-lite"), "sockets": ("ssgd", "sockets"), "ring": ("sasgd", "")}
 
@@ -78,8 +78,7 @@ def main() -> int:
     text = table(chaos.results_of(log))
     print(text)
     if options.markdown:
-        page = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(put(page, "<!-- recovery -->", f"\n{text}\n\n"), encoding="utf-8")
+        put_into(options.markdown, "<!-- recovery -->", f"\n{text}\n\n")
     return 0
 
 

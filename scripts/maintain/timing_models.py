@@ -15,6 +15,7 @@ import yaml
 
 from kvstore.messages.codecs import codec
 from kvstore.messages.header import HEADER
+from odsgd import tools
 from odsgd.virtual.description import of
 from odsgd.virtual.times import layers, simulate
 from scripts.maintain import timing
@@ -27,9 +28,7 @@ PRESETS = ROOT / "configs" / "bench.yaml"
 
 
 def table(head: str, rows: Sequence[Sequence[Any]]) -> str:
-    names = head.split(" | ")
-    lines = [names, ["---", *["---:"] * (len(names) - 1)], *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+    return tools.piped([head.split(" | "), *(list(map(str, row)) for row in rows)]) + "\n"
 
 
 def ms(seconds: float) -> str:

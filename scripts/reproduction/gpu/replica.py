@@ -8,7 +8,7 @@ from torch import nn
 
 from odsgd.config.train import TrainConfig
 from scripts.examples.networks import make
-from scripts.reproduction.gpu.optimizers import compiled
+from scripts.reproduction.gpu.tensors import compiled
 
 
 class Replica:

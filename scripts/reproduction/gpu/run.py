@@ -25,9 +25,8 @@ from scripts.examples.networks import NETWORKS
 from scripts.reproduction import results
 from scripts.reproduction.declarations import Trial
 from scripts.reproduction.gpu.images import Images
-from scripts.reproduction.gpu.optimizers import Applied
 from scripts.reproduction.gpu.replica import Replica
-from scripts.reproduction.gpu.server import Flat, Server
+from scripts.reproduction.gpu.tensors import Applied, Flat, Server
 from scripts.reproduction.results import Result
 from scripts.reproduction.run import from_sources, kept, rounded
 

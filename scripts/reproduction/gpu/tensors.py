@@ -1,4 +1,4 @@
-"""The optimizers on tensors: out <- w after a step along g."""
+"""What the methods' files meet here, on PyTorch's tensors: the weights, who holds them, and the optimizers."""
 from __future__ import annotations
 
 import functools
@@ -7,9 +7,41 @@ from typing import Any, Callable, Dict, List, Sequence
 import torch
 
 from kvstore.errors import ConfigError
+from kvstore.messages.buckets import Bucket
+from kvstore.messages.header import SYNC_MODULUS, Header
+from kvstore.messages.seam import GlobalWeights, Pending
 from kvstore.methods.contract import Update
 from kvstore.methods.dcasgd import compensated_a, compensated_c
 
+
+class Flat(torch.Tensor):
+    """All weights of a model, with the calls that the methods' files make of arrays."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def copy(self) -> Flat:
+        return self.clone().as_subclass(Flat)
+
+
+class Server(GlobalWeights):
+    """A server beside its workers. Its answers lie in two places in turn, and are there when all have pushed."""
+
+    def __init__(self, rule: Any, w: Flat, grads: Any) -> None:
+        self.rule, self.w, self.answers, self._grads, self._pushed = rule, w, [w.copy(), w.copy()], grads, 0
+        self.turn = 0
+
+    def exchange(self, bucket: Bucket, grad: Any, lr: Any) -> Pending:
+        self._pushed += 1
+        workers = len(self._grads)
+        if self._pushed == workers:
+            self._pushed = 0
+            header = Header(workers * (self.rule.version % SYNC_MODULUS), lr, workers * (workers - 1) // 2)
+            self.rule.receive(header, self._grads.sum(0), self.w)
+            self.answers[self.turn].copy_(self.w)
+        return Pending(self.answers[self.turn])
+
+
+# --- optimizers: out <- w after a step along g ------------------------------------------------------------------------
 
 def sgd(out: Any, w: Any, g: Any, state: Any, lr: Any, wd: float, **_: Any) -> None:
     out.copy_(w - lr * (g + wd * w))
