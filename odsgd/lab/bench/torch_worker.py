@@ -17,6 +17,9 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import torch
 import usage  # type: ignore[import-not-found]  # beside this file
 
+DDP = "torch/ddp"
+LR, MOMENTUM = 1e-6, 0.9
+"""At this rate no rule makes much of gradients that nothing computes."""
 STEP_S = 2e-3
 """Layers that take less together have their gradients at the same moment, as on the emulated accelerator of MXNet."""
 
@@ -83,24 +86,16 @@ def measure(call: Callable[[torch.Tensor], torch.Tensor], optimizer: Any, stint:
     return {"moments_s": moments, "usage": [before, usage.now()]}
 
 
-def sgd(model: Any, momentum: float = 0.9) -> torch.optim.SGD:
-    """The optimizer, at a rate at which no rule makes much of gradients that nothing computes."""
-    return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=momentum)
-
-
-def with_store(model: Model, name: str, options: Dict[str, Any]) -> Tuple[Any, Any]:
-    """What to call, and its optimizer: of a store of ours."""
+def wrapped(model: Model, name: str, options: Dict[str, Any]) -> Tuple[Any, Any]:
+    """What to call and its optimizer, DistributedDataParallel's or of a store of ours."""
+    if name == DDP:
+        parallel = torch.nn.parallel.DistributedDataParallel(model, **options)
+        return parallel, torch.optim.SGD(parallel.parameters(), LR, MOMENTUM)
     from kvstore import methods
     from kvstore.fronts.torch.optimizer import Optimizer
     from kvstore.fronts.torch.store import create
-    optimizer = sgd(model, 0.0 if methods.find(name).plain_sgd else 0.9)
-    return model, Optimizer(optimizer, model, create(name, **options))
-
-
-def with_ddp(model: Model, name: str, options: Dict[str, Any]) -> Tuple[Any, Any]:
-    """The same of DistributedDataParallel."""
-    parallel = torch.nn.parallel.DistributedDataParallel(model, **options)
-    return parallel, sgd(parallel)
+    sgd = torch.optim.SGD(model.parameters(), LR, 0.0 if methods.find(name).plain_sgd else MOMENTUM)
+    return model, Optimizer(sgd, model, create(name, **options))
 
 
 def main(file: str) -> None:
@@ -108,20 +103,18 @@ def main(file: str) -> None:
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     name, options = spec["system"]["name"], spec["system"]["options"]
-    ddp = name == "torch/ddp"
-    if ddp:
+    if name == DDP:
         torch.distributed.init_process_group("gloo", init_method=f"file://{spec['folder']}/rendezvous",
                                              rank=int(os.environ["ODSGD_WORKER_RANK"]),
                                              world_size=int(os.environ["DMLC_NUM_WORKER"]),
                                              timeout=timedelta(seconds=60))
-    wrapped = with_ddp if ddp else with_store
     measured = []
     for model in spec["models"]:
         for stint in model["stints"]:
             layers = Model(model["shapes"], stint["compute_ms"] / 1000)
             measured.append(measure(*wrapped(layers, name, options), stint))
     Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
-    if ddp:
+    if name == DDP:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
