@@ -10,15 +10,14 @@ from kvstore.errors import ConfigError
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from odsgd.config.files import read_cluster
 from odsgd.lab.advise import report
-from odsgd.lab.advise.candidates import candidates, coded_alike, linked
-from odsgd.lab.advise.changes import NOTHING, changes
+from odsgd.lab.advise.candidates import NOTHING, candidates, changes, coded_alike
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.advise.knowledge import beyond
 from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.advise.report import Advice
 from odsgd.lab.bench import models
 from odsgd.tools import say, writable
-from odsgd.virtual.description import Quantity, of
+from odsgd.virtual.description import PAYLOAD, Quantity, VirtualCluster, of
 
 TIE = 0.01
 """Systems within this part of the fastest time tie: the least stale comes first, then the one that needs least memory.
@@ -53,6 +52,15 @@ def of_profile(config: AdviseConfig) -> Oracle:
     if config.model is None:
         raise ConfigError("how many parameters does the model have? Say --model 25.6M, or name a model")
     return Oracle(linked(cluster, config.rate) if config.rate else cluster, models.parameters(config.model))
+
+
+def linked(cluster: VirtualCluster, rate: float) -> VirtualCluster:
+    """The cluster with all links of one rate, in bytes per second; hosts that differ otherwise still do."""
+    goodput = Quantity(PAYLOAD * rate)
+    links = dataclasses.replace(cluster.links, goodput=goodput)
+    rated = {name: dataclasses.replace(link, goodput=goodput) for name, link in cluster.hosts.items()}
+    others = {name: link for name, link in rated.items() if link != links}
+    return dataclasses.replace(cluster, links=links, hosts=others)
 
 
 def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Prediction]:

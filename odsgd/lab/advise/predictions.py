@@ -24,8 +24,7 @@ from kvstore.messages.codecs import codec
 from kvstore.methods.contract import Update
 from kvstore.session.staleness import mean
 from kvstore.state import declared
-from odsgd.lab.advise.candidates import placed
-from odsgd.lab.bench.systems import OURS, System
+from odsgd.lab.bench.systems import AUTO, OURS, System
 from odsgd.virtual import times
 from odsgd.virtual.costs import NS, PassTimes
 from odsgd.virtual.description import VirtualCluster
@@ -145,6 +144,23 @@ class Oracle:
         return ((job.system.servers, job.workers, job.transport, asked, job.turns(), job.traffic, own,
                  job.given.get("n")),
                 (cluster, job.system.name, self.parameters, job.given, warm_up + counted, warm_up, job.transport))
+
+
+def placed(cluster: VirtualCluster, system: System, workers: int) -> VirtualCluster:
+    """The cluster with this number of workers, and with the servers of a system.
+
+    What the profile says of single hosts and workers stays where the cluster has them. A server that the profile does
+    not name has the link of the first one.
+    """
+    beside = system.servers in (AUTO, None)
+    servers = workers if system.servers == AUTO else system.extra_hosts() or 1
+    speeds = {worker: speed for worker, speed in cluster.compute.speeds.items() if worker < workers}
+    names = [f"worker{m}" for m in range(workers)] + ([] if beside else [f"server{s}" for s in range(servers)])
+    first = cluster.hosts.get("server0")
+    hosts = {name: cluster.hosts.get(name, first if name.startswith("server") else None) for name in names}
+    return dataclasses.replace(cluster, workers=workers, servers=servers, placement="beside" if beside else "apart",
+                               compute=dataclasses.replace(cluster.compute, speeds=speeds),
+                               hosts={name: link for name, link in hosts.items() if link is not None})
 
 
 def _simulated(arguments: Tuple[Any, ...]) -> times.Pace:

@@ -3,7 +3,7 @@ import json
 import textwrap
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.advise.changes import NOTHING, Change
+from odsgd.lab.advise.candidates import NOTHING, Change
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.advise.knowledge import DIGITS, LINKS, MNIST, accuracy, alike
 from odsgd.lab.advise.predictions import Prediction

@@ -13,9 +13,9 @@ import pytest
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Parameter
 from odsgd.lab.advise import cli, knowledge, report
-from odsgd.lab.advise.candidates import candidates, linked, placed
+from odsgd.lab.advise.candidates import candidates
 from odsgd.lab.advise.config import AdviseConfig
-from odsgd.lab.advise.predictions import Oracle
+from odsgd.lab.advise.predictions import Oracle, placed
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import parse
 from odsgd.virtual.description import Quantity, VirtualCluster, of
@@ -85,7 +85,7 @@ def test_what_a_profile_says_of_single_hosts_stays_where_they_are_there() -> Non
 
 def test_a_rate_leaves_the_rest_of_what_a_profile_says_of_single_hosts() -> None:
     cluster = of({"hosts": {"worker1": {"goodput": "1mbit", "latency": "40ms"}, "server0": {"goodput": "10gbit"}}})
-    rated = linked(cluster, 125e6)
+    rated = cli.linked(cluster, 125e6)
     assert rated.hosts == {"worker1": dataclasses.replace(rated.links, latency=Quantity(0.04))}
     assert rated.links == dataclasses.replace(cluster.links, goodput=Quantity(0.954 * 125e6))
 
