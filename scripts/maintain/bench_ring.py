@@ -115,7 +115,7 @@ def main() -> None:
         sys.exit("bench_ring: no mpiexec here; pip install '.[mpi]'")
     command = ["-n", str(options.ranks), sys.executable, str(Path(__file__).resolve()), "--work", "--repeat",
                str(options.repeat), "--floats", *map(str, options.floats)]
-    goodput, times = (on_cluster if options.rate else on_loopback)(mpiexec, command, options)
+    goodput, times = on_cluster(mpiexec, command, options) if options.rate else on_loopback(mpiexec, command)
     show(goodput, times, options)
 
 
@@ -127,7 +127,7 @@ def on_cluster(mpiexec: str, command: list, options: argparse.Namespace) -> tupl
     return goodput, result(done)
 
 
-def on_loopback(mpiexec: str, command: list, options: argparse.Namespace) -> tuple:
+def on_loopback(mpiexec: str, command: list) -> tuple:
     probe = [sys.executable, "-I", str(ROOT / "odsgd" / "lab" / "cluster" / "goodput.py"), "2"]
     with subprocess.Popen(probe, stdout=subprocess.PIPE, text=True) as back:
         assert back.stdout is not None

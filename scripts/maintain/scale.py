@@ -21,6 +21,7 @@ from odsgd import tools
 from odsgd.virtual.description import of
 from odsgd.virtual.times import layers, simulate
 from scripts.maintain.docs_tables import put
+from scripts.maintain.timing_models import NOTHING
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "results" / "scale.md"
@@ -70,9 +71,7 @@ def crossing(sigma: float, ratio: float, store: str) -> Dict[str, Any]:
     """With one server; `ratio`: the time that its link needs for all workers' gradients, over that of the passes."""
     T_cop, floats = 0.2, 25_000_000
     goodput = 8e-6 * 4 * floats * CROSSING_WORKERS / (ratio * T_cop)
-    nothing = {"worker": {"message": 0, "gather": 0, "step": 0, "scatter": 0},
-               "server": {"message": 0, "receive": 0, "update": 0}}
-    cluster = of({**nothing, "workers": CROSSING_WORKERS, "links": {"goodput": f"{goodput:.6f}mbit", "message": 0},
+    cluster = of({**NOTHING, "workers": CROSSING_WORKERS, "links": {"goodput": f"{goodput:.6f}mbit", "message": 0},
                   "compute": {"iteration": f"{T_cop}s", "draws": f"lognormal:{sigma}" if sigma else "constant"}})
     sizes = {f"layer{number}": floats // LAYERS for number in range(LAYERS)}
     pace = simulate(cluster, store, layers(sizes), {"bucket_nbytes": 4 * (floats // LAYERS)}, iterations=44, warm_up=4)
