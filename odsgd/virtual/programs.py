@@ -55,7 +55,7 @@ class Programs:
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  ring: bool, window_nbytes: Optional[float] = None) -> None:
         self._method, self._options = method, options
-        self._recorder = Recorder(buckets, ring, engine.zeros(1), window_nbytes)
+        self._recorder = ProgramRecorder(buckets, ring, engine.zeros(1), window_nbytes)
         self._next, self._made = 0, {}  # type: int, Dict[int, Program]
         self._workers = [self._recorder.worker(method, options, num_workers, bucket, engine.zeros(1))
                          for bucket in buckets]
@@ -92,7 +92,7 @@ def by_worker(method: Type[Method], options: Options, num_workers: int, buckets:
     return [kinds[each] for each in own]
 
 
-class Recorder(GlobalWeights):
+class ProgramRecorder(GlobalWeights):
     """A holder of weights that writes down what it is asked for in `ops`, and always answers the same.
 
     `ring`: whether workers add, where an exchange is a sum and U; `window_nbytes`: as in `Programs`.
@@ -145,7 +145,7 @@ def _nbytes(bucket: Bucket) -> int:
 class _Answer(Pending):
     """An answer; the first time that it is read counts. `question`: the bucket and the number of what it answers."""
 
-    def __init__(self, recorder: Recorder, question: Tuple[int, int], nbytes: int, array: Array) -> None:
+    def __init__(self, recorder: ProgramRecorder, question: Tuple[int, int], nbytes: int, array: Array) -> None:
         super().__init__(array)
         self.question, self.nbytes = question, nbytes
         self._recorder, self._read = recorder, False
@@ -160,7 +160,7 @@ class _Answer(Pending):
 class _Stepped(Update):
     """An optimizer on the worker; only that it ran counts."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: ProgramRecorder) -> None:
         self._recorder = recorder
 
     def __call__(self, w: Array, grad: Array, lr: float, gradient_weight: float = 1.0, out: Any = None) -> Array:

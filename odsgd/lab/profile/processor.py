@@ -25,7 +25,7 @@ from kvstore.optimizers.apply import QueuedOptimizer
 from kvstore.weights.servers.shard import Shard
 from odsgd.config.train import TrainConfig
 from odsgd.virtual.description import TRANSPORTS
-from odsgd.virtual.programs import Recorder
+from odsgd.virtual.programs import ProgramRecorder
 
 SIZES = (2 ** 14, 2 ** 16, 2 ** 18, 2 ** 19)  # floats
 SPREAD_NBYTES = 32e6
@@ -111,7 +111,7 @@ def _lines(method: Type[Method], floats: int) -> float:
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
     every = max(method.intervals(options))
     due = [t for t in range(every + 1, 2 * every + 1) if method.due(options, t, 0)]  # what it asked for comes later
-    recorder = Recorder(buckets, ring, answer)
+    recorder = ProgramRecorder(buckets, ring, answer)
     workers = [recorder.worker(method, options, 2, bucket, mx.nd.ones(floats)) for bucket in buckets]
     return _timed([_iterated(worker, grad, itertools.count(t, every)) for t in due for worker in workers]
                   ) * len(due) / every
