@@ -229,8 +229,8 @@ def nbytes(model: str) -> int:
 def main(file: str) -> int:
     """Launch one job with the flags that stand there, and with servers that note their usage; the exit code."""
     asked = json.loads(Path(file).read_text(encoding="utf-8"))
-    asked_for = command.parse(asked["flags"])
-    return supervisor.run(dataclasses.replace(asked_for, server_command=tuple(asked["server_command"])))
+    parsed = command.parse(asked["flags"])
+    return supervisor.run(dataclasses.replace(parsed, server_command=tuple(asked["server_command"])))
 
 
 if __name__ == "__main__":
