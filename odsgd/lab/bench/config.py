@@ -150,8 +150,7 @@ class BenchConfig:
             twice = next((text for text in named if named.count(text) > 1), None)
             if twice is not None:
                 raise ConfigError(f"{key}: `{twice}` is there more than once; name each once")
-        foreign = [system.label for system in self.systems
-                   if system.name in systems.FOREIGN or system.on_torch]
+        foreign = [system.label for system in self.systems if system.name in systems.FOREIGN or system.on_torch]
         if foreign and self.dtype != "float32":
             raise ConfigError(f"{foreign[0]} is measured in float32; leave it out, or dtype `{self.dtype}`")
         labels = [system.label for system in self.systems]
