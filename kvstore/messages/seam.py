@@ -5,8 +5,8 @@
     array = pending.result()                      the array that holds the answer, or will
 
 There are three kinds of transport. Parameter servers hold the global weights (`Servers`). On a ring the workers only
-add (`Ring`); `kvstore.weights.replicas` makes `exchange` of that, with the global weights on every worker. Or each
-worker owns a part of every bucket (`Sharded`); `kvstore.weights.parts` makes `exchange` of that.
+add (`Ring`), or each worker owns a part of every bucket (`Sharded`); `kvstore.weights.on_workers` makes `exchange` of
+that, with the global weights on every worker.
 
 On a real transport `result` returns at once, and MXNet's engine lets readers of the array wait. A transport in one
 process (`in_process`) may wait in it. So an algorithm calls `result` where it needs the answer.

@@ -32,8 +32,7 @@ from kvstore.optimizers.apply import QueuedOptimizer, formula_of
 from kvstore.optimizers.described import Optimizer
 from kvstore.session.staleness import Staleness
 from kvstore.tracing import recorder, wraps
-from kvstore.weights.parts import Parts
-from kvstore.weights.replicas import Replicas, WeightsOnWorkers
+from kvstore.weights.on_workers import Parts, Replicas, WeightsOnWorkers
 
 HOLDERS: Dict[str, Callable[[Any], GlobalWeights]] = {
     "server": lambda servers: servers, "ring": Replicas, "sharded": Parts}
