@@ -3,7 +3,7 @@
 MXNet takes any name. One it does not know means its store of this process alone, and where there is one device no store
 at all unless the name contains ``dist``: each worker would train by itself, in silence. So MXNet is taught our names,
 and to refuse all that neither of us knows. In a job of `odsgd launch --store` its own names mean that store, too
-(`standin`). Nothing here imports MXNet; NumPy and the methods come with the first store.
+(`choice.StandIn`). Nothing here imports MXNet; NumPy and the methods come with the first store.
 """
 import functools
 import importlib.machinery
@@ -116,8 +116,8 @@ def _is_mxnets(store: str) -> bool:
 
 def _stand_in(create: Create, name: str) -> Any:
     """The job's store in place of MXNet's `name`. If `name` is for several workers, the store takes that name."""
-    from kvstore.fronts import standin
-    asked = standin.parse(environment.stand_in())
+    from kvstore.fronts import choice
+    asked = choice.stand_in(environment.stand_in())
     store = create(asked.kvstore, asked.transport, **asked.in_place_of(name))
     if "dist" in name:
         store.stands_for = name
