@@ -4,7 +4,7 @@
 parameter. When all have been handed in, which is long before they are computed, every bucket goes through its
 algorithm; the last layer's go first, since its gradients appear first:
 
-    pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
+    pushpull(key, grads, out)  →  gather → Session.iterate → show        per bucket, all queued to MXNet's engine
 """
 import functools
 import json
@@ -400,7 +400,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.session.joined:
             grad[:] = 0
         else:
-            lane.take(scale, grad)
+            lane.gather(scale, grad)
         lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _leaves_out(self) -> bool:
