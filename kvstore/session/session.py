@@ -351,10 +351,9 @@ class Session:
 
     def _inner_step(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
         """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""
-        update = self.workers[bucket.id].local_optimizer
-        if not self.joined and not self.first_of_joiner(step.t) and update is not None:
-            own = self.local_steps[bucket.id]
-            own.skips = own.skips and own.reporting_skips()  # nobody else sees this gradient
+        update = self.local_steps.get(bucket.id)
+        if update is not None and not self.joined and not self.first_of_joiner(step.t):
+            update.skips = update.skips and update.reporting_skips()  # nobody else sees this gradient
             self.w_local[bucket.id] = update(self.w_local[bucket.id], grad, step.lr, out=self._stepped[bucket.id])
 
     def first_of_joiner(self, t: int) -> bool:

@@ -165,9 +165,8 @@ def _init_trainer(mx: Any, ours: Create, init: Callable[..., None], trainer: Any
         store = asked["kvstore"] = ours(asked["kvstore"])
         store.session.lr_given = trainer._optimizer.lr  # before a schedule of the script's
         store._has_trainer = True
-        _admit(mx, type(store))
-        return
-    _tell_alone(trainer, _idle_store())
+    else:
+        _tell_alone(trainer, _idle_store())
 
 
 def _init_kvstore(init: Callable[..., None], trainer: Any) -> None:
@@ -203,13 +202,6 @@ def _made() -> Iterable[Any]:
 def _idle_store() -> Any:
     """A store that has not been given a model yet; None if there is none."""
     return next((store for store in _made() if store._awaits_model), None)
-
-
-def _admit(mx: Any, kind: Any) -> None:
-    """The Trainer takes row-sparse gradients to stores of the classes that it calls `KVStore`: let this be one."""
-    trainer = mx.gluon.trainer
-    known = trainer.KVStore if isinstance(trainer.KVStore, tuple) else (trainer.KVStore,)
-    trainer.KVStore = known if kind in known else (*known, kind)
 
 
 def _save(names: Callable[..., Iterable[str]], save: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
