@@ -305,11 +305,15 @@ class Session:
     def iteration(self) -> int:
         return self.step.t + self.left_out
 
-    def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
-        """The next iteration begins; `lr_local` None: as `lr`."""
-        self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local,
-                         self.counted[-1] if self.counted else 1.0, self.samples, self.joined)
+    def next_step(self, lr: float, lr_local: Optional[float], counts: float = 1.0) -> Step:
+        """The next iteration begins; `lr_local` None: as `lr`. `counts`: what its gradients are multiplied by; local
+        steps divide by it again, and what is made of a round of them counts so much.
+        """
+        self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local, counts, self.samples, self.joined)
+        self.counted.append(counts)
         self.sampled.append(self.samples)
+        for local_step in self.local_steps.values():
+            local_step.factor = 1.0 / counts
         self.transport.iteration = self.step.t
         pulse.moved(self.iteration)
         return self.step
@@ -326,14 +330,6 @@ class Session:
     def room(self, bucket: Bucket) -> Optional[NDArray]:
         """Where the bucket's next gradient is best written; None: anywhere."""
         return self.weights_holder.room(bucket) if self._has_room else None
-
-    def multiplied(self, factor: float) -> None:
-        """The gradients of this iteration have been multiplied by `factor`; local steps divide by it again, and what is
-        made of a round of them counts so much.
-        """
-        self.counted.append(factor)
-        for step in self.local_steps.values():
-            step.factor = 1.0 / factor
 
     def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:
         for way in ways:

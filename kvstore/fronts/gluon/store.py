@@ -376,9 +376,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         counts, (lr,) = self._counts(optimizers.learning_rate(optimizer, optimizer.num_update))
         if not counts:
             return False
-        self.session.multiplied(counts)
         self.session.samples = 1 / (self._share_of_an_example(optimizer) or 1.0)
-        step = self.session.next_step(lr, self.lr_local)
+        step = self.session.next_step(lr, self.lr_local, counts)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
         self._handed.update(self._lanes_of)  # an error from here on breaks the iteration off
