@@ -102,20 +102,14 @@ class Setup:
     optimizer: Dict[str, Any]
     buckets: Sequence[Bucket]
     traffic: TrafficSettings
-    outer: bool = False  # whether the optimizer is the method's own, which has the same rate for all parameters
     local_step: Dict[str, Any] = field(default_factory=dict)  # a worker's own: what is the same on all
-
-    def multipliers(self, bucket: Bucket) -> Tuple[float, float]:
-        """Of the rate and the weight decay of a bucket."""
-        return (1.0, 1.0) if self.outer else (bucket.first.lr_mult, bucket.first.wd_mult)
 
     def command(self) -> Dict[str, Any]:
         """The payload of the commands `open` and `use`."""
         return {"method": self.method, "options": self.options, "optimizer": self.optimizer,
                 "local_step": self.local_step, "buckets": {
             bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
-                        "names": names(bucket), **dict(zip(("lr_mult", "wd_mult"), self.multipliers(bucket)))}
-            for bucket in self.buckets}}
+                        "names": names(bucket)} for bucket in self.buckets}}
 
 
 class Transport:

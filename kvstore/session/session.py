@@ -211,12 +211,14 @@ class Session:
         described = optimizers.describe(self.global_optimizer)
         asks = not optimizers.elementwise(self.global_optimizer)
         described["names"] = optimizers.names(self.global_optimizer, keys) if asks else {}
+        described["multipliers"] = {bucket.id: (bucket.first.lr_mult, bucket.first.wd_mult) for bucket in self.buckets
+                                    if self.outer is None}
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer
         own = self.own_step if local is None else {"optimizer": type(local).__name__, "lr": self._lr_of(local)}
         return Setup(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
-                     self._traffic, self.outer is not None, own)
+                     self._traffic, own)
 
     def _lr_of(self, optimizer: Optimizer) -> float:
         """The rate before any schedule, which may stand in the scheduler alone."""

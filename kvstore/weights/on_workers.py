@@ -47,10 +47,7 @@ class WeightsOnWorkers(GlobalWeights):
         self.buckets = setup.buckets
         if setup.options.get("reduction") == "sum":
             self.gradient_weight = 1.0
-        optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
-        optimizer.set_lr_mult({bucket.id: setup.multipliers(bucket)[0] for bucket in setup.buckets})
-        optimizer.set_wd_mult({bucket.id: setup.multipliers(bucket)[1] for bucket in setup.buckets})
-        return optimizer
+        return described.build(setup.optimizer, trusted=True)  # this process's own
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         optimizer = self.optimizer(setup)

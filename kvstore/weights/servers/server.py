@@ -214,22 +214,19 @@ class Server:
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         with self._serving():
             self._heard()
-            self._route(key, pushed, stored)
+            if key in self._sums:
+                self._add_up(key, pushed, stored)
+            elif key == self._answer_key:
+                self._answer_array = stored
+            else:
+                self._handle_push(key, pushed, stored)
+                if self._hub is None:  # with a hub, its connections count the bytes
+                    pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
+                        len(self._all_workers) if self._synchronous else 1)
 
     def _may_answer_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
         assert self._shard is not None
         return self._shard.may_answer_fetch(key, header, stored)
-
-    def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
-        if key in self._sums:
-            self._add_up(key, pushed, stored)
-        elif key == self._answer_key:
-            self._answer_array = stored
-        else:
-            self._handle_push(key, pushed, stored)
-            if self._hub is None:  # with a hub, its connections count the bytes
-                pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
-                    len(self._all_workers) if self._synchronous else 1)
 
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if self._synchronous:

@@ -200,7 +200,7 @@ class Shard:
         taken = sorted(set(mine) & set(self._entries))
         if taken:
             raise ProtocolError(f"{method} opens bucket {taken[0]}, which another store has")
-        built = self._build(optimizer, mine)
+        built = described.build(optimizer, self._trusted)
         kind = methods.load(method, self._trusted)
         made = kind(kind.Options(**options), self.num_workers)
         for key, entry in mine.items():
@@ -210,9 +210,8 @@ class Shard:
 
     def _use(self, optimizer: Dict[str, Any], buckets: Dict[str, Dict[str, Any]], **_: Any) -> None:
         """A store goes on with another optimizer, which has seen nothing yet."""
-        mine = self._mine(buckets)
-        built = self._build(optimizer, mine)
-        for key in mine:
+        built = described.build(optimizer, self._trusted)
+        for key in self._mine(buckets):
             self._entries[key].use(built)
 
     def buckets(self) -> List[int]:
@@ -227,12 +226,6 @@ class Shard:
 
     def _mine(self, buckets: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Any]]:
         return {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
-
-    def _build(self, optimizer: Dict[str, Any], mine: Dict[int, Dict[str, Any]]) -> Optimizer:
-        built = described.build(optimizer, self._trusted)
-        built.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
-        built.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
-        return built
 
     def context(self, keys: Iterable[int]) -> Any:
         """Where the arrays of a store's buckets are."""
