@@ -23,7 +23,6 @@ from kvstore.messages.buckets import Bucket
 from kvstore.messages.seam import Export, GlobalWeights, Pending, Replicated, Ring, Setup, Sharded, State, Transport
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import QueuedOptimizer
-from kvstore.optimizers.described import Optimizer
 from kvstore.state.npz import below, from_bytes, to_bytes
 
 TOO_LATE = ("the result of an `allreduce` is read too late, when its array is in use again for a newer one; read it "
@@ -39,18 +38,13 @@ class WeightsOnWorkers(GlobalWeights):
         self.updates: Dict[int, QueuedOptimizer] = {}  # U, by bucket
         self._weights: Dict[int, engine.InTurn] = {}
         self._last_exchange: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
-        self.gradient_weight = 1.0 / transport.num_workers  # of a worker's gradient in a sum
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
 
-    def optimizer(self, setup: Setup) -> Optimizer:
-        """U, for the buckets of `setup`."""
-        self.buckets = setup.buckets
-        if setup.options.get("reduction") == "sum":
-            self.gradient_weight = 1.0
-        return described.build(setup.optimizer, trusted=True)  # this process's own
-
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        optimizer = self.optimizer(setup)
+        self.buckets = setup.buckets
+        # Of a worker's gradient in a sum.
+        self.gradient_weight = 1.0 if setup.options["reduction"] == "sum" else 1.0 / self._transport.num_workers
+        optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
         for bucket in setup.buckets:
             w = weights(bucket)
             mine = self.mine(bucket, w)
@@ -62,7 +56,7 @@ class WeightsOnWorkers(GlobalWeights):
         return dict(self._last_exchange)
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
-        optimizer = self.optimizer(setup)
+        optimizer = described.build(setup.optimizer, trusted=True)
         for bucket in setup.buckets:
             self.updates[bucket.id].use(optimizer)
             self.updates[bucket.id].start(self.mine(bucket, weights(bucket)))
