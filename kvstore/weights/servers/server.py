@@ -1,4 +1,4 @@
-"""The server role in a job on ps-lite (`roles` has the way into it), and what it has in common with that on sockets.
+"""The server role in a job on ps-lite (`__main__` has the way into it), and what it has in common with that on sockets.
 
 On import MXNet would enter its own server loop, unpickle every command, and print and ignore exceptions of updates. So
 the role is entered here, with a controller that acts on signed commands only (`commands`) and an updater whose
