@@ -54,16 +54,17 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             raise ConfigError(f"create({shown(name)}, {shown(transport)}): expected the name of a store, then a "
                               'transport or none; options go by name, as in create("odsgd", warmup=200)')
         name, written = fit.split(name)
+        method = methods.find(name)
         imported = getattr(multiprocessing.current_process(), "_inheriting", False)
-        if imported and methods.find(name).transports != ("process",):
+        if imported and method.transports != ("process",):
             raise ConfigError("a process that the script has started by `spawn` or `forkserver`, as a DataLoader's, "
                               f'imports the script and would make its store, `{name}`, again: put what the script '
                               'does under `if __name__ == "__main__":`')
         transport = written.pop("transport", None) if transport is None else transport
-        given = fit.options_of(methods.find(name), {**written, **options})
+        given = fit.options_of(method, {**written, **options})
         if not isinstance(transport, Transport):
             transport = reach(name, transport, given.timeout_s)
-        return fit.fitting(methods.find(name), given, transport), given, transport
+        return fit.fitting(method, given, transport), given, transport
 
 
 def _tell_alone(name: str) -> None:
