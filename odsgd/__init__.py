@@ -27,9 +27,9 @@ if early.command() == "train":
 __version__ = VERSION
 
 if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not environment.serving:
-    from kvstore.weights.servers import roles
+    from kvstore.weights.servers.__main__ import main
 
-    sys.exit(roles.main())
+    sys.exit(main())
 
 if "mxnet" in sys.modules:
     kvstore.register()  # mx.kv.create("odsgd")

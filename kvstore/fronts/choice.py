@@ -1,7 +1,11 @@
-"""From a name and options to a method, and to this process's place in its job."""
+"""From a name and options to a method, and to this process's place in its job, or to a store in place of MXNet's.
+
+    odsgd:warmup=200:lr_local=0.05            a name, then options as `kvstore.create` knows them
+"""
 import contextlib
 import multiprocessing
 import os
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
 
 from kvstore import methods
@@ -50,16 +54,17 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             raise ConfigError(f"create({shown(name)}, {shown(transport)}): expected the name of a store, then a "
                               'transport or none; options go by name, as in create("odsgd", warmup=200)')
         name, written = fit.split(name)
+        method = methods.find(name)
         imported = getattr(multiprocessing.current_process(), "_inheriting", False)
-        if imported and methods.find(name).transports != ("process",):
+        if imported and method.transports != ("process",):
             raise ConfigError("a process that the script has started by `spawn` or `forkserver`, as a DataLoader's, "
                               f'imports the script and would make its store, `{name}`, again: put what the script '
                               'does under `if __name__ == "__main__":`')
         transport = written.pop("transport", None) if transport is None else transport
-        given = fit.options_of(methods.find(name), {**written, **options})
+        given = fit.options_of(method, {**written, **options})
         if not isinstance(transport, Transport):
             transport = reach(name, transport, given.timeout_s)
-        return fit.fitting(methods.find(name), given, transport), given, transport
+        return fit.fitting(method, given, transport), given, transport
 
 
 def _tell_alone(name: str) -> None:
@@ -79,3 +84,49 @@ def errors_in_a_job_end_it() -> Iterator[None]:
         if environment.in_job() or environment.by_torchrun():
             ending.die_of_errors()
         raise
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """The store of a job in place of MXNet's, for scripts that do not know this project (`odsgd launch --store`): a
+    method, what it runs on, and the options that were given.
+
+    The launcher reads it before anything starts, and the workers where they would make MXNet's store.
+    """
+
+    method: Type[Method]
+    transport: Optional[str]
+    options: Dict[str, Any]
+
+    @property
+    def kvstore(self) -> str:
+        return self.method.name
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.method.asynchronous
+
+    @property
+    def needs_servers(self) -> bool:
+        return (self.transport or self.method.transports[0]) == "server"
+
+    @property
+    def admits(self) -> bool:
+        return self.method.admits(fit.options_of(self.method, self.options))
+
+    def in_place_of(self, name: str) -> Dict[str, Any]:
+        """The options where a script asks for MXNet's store `name`. Those of several workers add their gradients up."""
+        adds = "dist" in name and self.method.reduces
+        return {**({"reduction": "sum"} if adds else {}), **self.options}
+
+
+def stand_in(text: str) -> StandIn:
+    """The inverse of what a user writes; ConfigError for what `kvstore.create` would refuse in a worker."""
+    name, options = fit.split(text)
+    method = methods.find(name)
+    if method.transports == ("process",):
+        raise ConfigError(f"store `{name}` trains in one process alone; the stores of a job are "
+                          f"{', '.join(other for other in methods.METHODS if other != name)}")
+    transport = options.pop("transport", None)
+    fit.check(method, fit.options_of(method, options, also=["transport"]), fit.transport_of(method, transport))
+    return StandIn(method, transport, options)

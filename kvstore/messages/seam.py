@@ -5,8 +5,8 @@
     array = pending.result()                      the array that holds the answer, or will
 
 There are three kinds of transport. Parameter servers hold the global weights (`Servers`). On a ring the workers only
-add (`Ring`); `kvstore.weights.replicas` makes `exchange` of that, with the global weights on every worker. Or each
-worker owns a part of every bucket (`Sharded`); `kvstore.weights.parts` makes `exchange` of that.
+add (`Ring`), or each worker owns a part of every bucket (`Sharded`); `kvstore.weights.on_workers` makes `exchange` of
+that, with the global weights on every worker.
 
 On a real transport `result` returns at once, and MXNet's engine lets readers of the array wait. A transport in one
 process (`in_process`) may wait in it. So an algorithm calls `result` where it needs the answer.
@@ -102,20 +102,14 @@ class Setup:
     optimizer: Dict[str, Any]
     buckets: Sequence[Bucket]
     traffic: TrafficSettings
-    outer: bool = False  # whether the optimizer is the method's own, which has the same rate for all parameters
     local_step: Dict[str, Any] = field(default_factory=dict)  # a worker's own: what is the same on all
-
-    def multipliers(self, bucket: Bucket) -> Tuple[float, float]:
-        """Of the rate and the weight decay of a bucket."""
-        return (1.0, 1.0) if self.outer else (bucket.first.lr_mult, bucket.first.wd_mult)
 
     def command(self) -> Dict[str, Any]:
         """The payload of the commands `open` and `use`."""
         return {"method": self.method, "options": self.options, "optimizer": self.optimizer,
                 "local_step": self.local_step, "buckets": {
             bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
-                        "names": names(bucket), **dict(zip(("lr_mult", "wd_mult"), self.multipliers(bucket)))}
-            for bucket in self.buckets}}
+                        "names": names(bucket)} for bucket in self.buckets}}
 
 
 class Transport:

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, Type
 
 from kvstore.errors import ConfigError, unknown
 from kvstore.job import environment
-from kvstore.methods import form
+from kvstore.methods import fit
 from kvstore.methods.acco import ACCO
 from kvstore.methods.asgd import ASGD
 from kvstore.methods.async_diloco import AsyncDiLoCo
@@ -37,7 +37,7 @@ METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
 
 def register_method(method: Type[Method]) -> Type[Method]:
     """`kvstore.register_method`."""
-    form.check(method, where(method))
+    fit.check_file(method, where(method))
     known = METHODS.setdefault(method.name, method)
     if where(known) != where(method):
         raise ConfigError(f"method `{method.name}` is {where(known)} already; give {where(method)} another name")

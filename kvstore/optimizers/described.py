@@ -190,7 +190,9 @@ def kind_of(path: str) -> str:
 
 
 def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
-    """The inverse of `describe`. Who trusts the sender takes optimizers from any module."""
+    """The inverse of `describe`, with names and multipliers of rate and decay by bucket where they stand beside. Who
+    trusts the sender takes optimizers from any module.
+    """
     module, _, name = description["class"].partition(":")
     if not trusted and not module.startswith(("mxnet.", "kvstore.")):
         raise ConfigError(f"optimizer {module}.{name} is not MXNet's, and this job has no secret (ODSGD_SECRET) by "
@@ -209,6 +211,9 @@ def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
     optimizer.__dict__.update(description["settings"])
     for bucket, known_as in description.get("names", {}).items():
         optimizer.idx2name[int(bucket)] = known_as
+    multipliers = {int(bucket): both for bucket, both in description.get("multipliers", {}).items()}
+    optimizer.set_lr_mult({bucket: lr_mult for bucket, (lr_mult, _) in multipliers.items()})
+    optimizer.set_wd_mult({bucket: wd_mult for bucket, (_, wd_mult) in multipliers.items()})
     return optimizer
 
 

@@ -32,8 +32,7 @@ from kvstore.optimizers.apply import QueuedOptimizer, formula_of
 from kvstore.optimizers.described import Optimizer
 from kvstore.session.staleness import Staleness
 from kvstore.tracing import recorder, wraps
-from kvstore.weights.parts import Parts
-from kvstore.weights.replicas import Replicas, WeightsOnWorkers
+from kvstore.weights.on_workers import Parts, Replicas, WeightsOnWorkers
 
 HOLDERS: Dict[str, Callable[[Any], GlobalWeights]] = {
     "server": lambda servers: servers, "ring": Replicas, "sharded": Parts}
@@ -212,12 +211,14 @@ class Session:
         described = optimizers.describe(self.global_optimizer)
         asks = not optimizers.elementwise(self.global_optimizer)
         described["names"] = optimizers.names(self.global_optimizer, keys) if asks else {}
+        described["multipliers"] = {bucket.id: (bucket.first.lr_mult, bucket.first.wd_mult) for bucket in self.buckets
+                                    if self.outer is None}
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer
         own = self.own_step if local is None else {"optimizer": type(local).__name__, "lr": self._lr_of(local)}
         return Setup(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
-                     self._traffic, self.outer is not None, own)
+                     self._traffic, own)
 
     def _lr_of(self, optimizer: Optimizer) -> float:
         """The rate before any schedule, which may stand in the scheduler alone."""
@@ -306,11 +307,15 @@ class Session:
     def iteration(self) -> int:
         return self.step.t + self.left_out
 
-    def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
-        """The next iteration begins; `lr_local` None: as `lr`."""
-        self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local,
-                         self.counted[-1] if self.counted else 1.0, self.samples, self.joined)
+    def next_step(self, lr: float, lr_local: Optional[float], counts: float = 1.0) -> Step:
+        """The next iteration begins; `lr_local` None: as `lr`. `counts`: what its gradients are multiplied by; local
+        steps divide by it again, and what is made of a round of them counts so much.
+        """
+        self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local, counts, self.samples, self.joined)
+        self.counted.append(counts)
         self.sampled.append(self.samples)
+        for local_step in self.local_steps.values():
+            local_step.factor = 1.0 / counts
         self.transport.iteration = self.step.t
         pulse.moved(self.iteration)
         return self.step
@@ -328,14 +333,6 @@ class Session:
         """Where the bucket's next gradient is best written; None: anywhere."""
         return self.weights_holder.room(bucket) if self._has_room else None
 
-    def multiplied(self, factor: float) -> None:
-        """The gradients of this iteration have been multiplied by `factor`; local steps divide by it again, and what is
-        made of a round of them counts so much.
-        """
-        self.counted.append(factor)
-        for step in self.local_steps.values():
-            step.factor = 1.0 / factor
-
     def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:
         for way in ways:
             function(way)
@@ -352,10 +349,9 @@ class Session:
 
     def _inner_step(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
         """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""
-        update = self.workers[bucket.id].local_optimizer
-        if not self.joined and not self.first_of_joiner(step.t) and update is not None:
-            own = self.local_steps[bucket.id]
-            own.skips = own.skips and own.reporting_skips()  # nobody else sees this gradient
+        update = self.local_steps.get(bucket.id)
+        if update is not None and not self.joined and not self.first_of_joiner(step.t):
+            update.skips = update.skips and update.reporting_skips()  # nobody else sees this gradient
             self.w_local[bucket.id] = update(self.w_local[bucket.id], grad, step.lr, out=self._stepped[bucket.id])
 
     def first_of_joiner(self, t: int) -> bool:

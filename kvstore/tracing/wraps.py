@@ -1,7 +1,7 @@
 """Calls of the data path, wrapped so that each leaves a bar on the timeline. Made only where a `Recorder` is on."""
 import functools
 import time
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Callable
 
 from kvstore.engine.engine import NDArray
 from kvstore.job.aside import guarded
@@ -60,14 +60,14 @@ def update(on: Recorder, queued: QueuedOptimizer, bucket: Bucket, lane: str) -> 
 
 def lane(on: Recorder, one: Any) -> None:
     """Bars of the way between devices and flat arrays."""
-    def gathered(flat: NDArray, grads: Sequence[Sequence[Tuple[Any, NDArray]]], *_: Any) -> None:
-        on.span("gather", one.bucket, [array for layer in grads for _, array in layer], [flat])
+    def gathered(_: None, scale: float, out: NDArray) -> None:
+        on.span("gather", one.bucket, [array for layer in one.grads for _, array in layer], [out])
 
-    def scattered(_: None, flat: NDArray, weights: Sequence[Sequence[Tuple[Any, NDArray]]]) -> None:
-        on.span("scatter", one.bucket, [flat], [array for layer in weights for _, array in layer])
+    def shown(_: None, flat: NDArray) -> None:
+        on.span("scatter", one.bucket, [flat], [array for layer in one.shown_in for _, array in layer])
 
     _wrap(one, "gather", gathered)
-    _wrap(one, "scatter", scattered)
+    _wrap(one, "show", shown)
 
 
 # -- a server ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from odsgd.launch.hosts import kubernetes, slurm
 from odsgd.launch.hosts.ssh import ReachError
 
 if TYPE_CHECKING:
-    from kvstore.fronts.standin import StandIn
+    from kvstore.fronts.choice import StandIn
     from odsgd.config.train import TrainConfig
 
 DESCRIPTION = """\
@@ -148,9 +148,9 @@ def _stand_in(store: str, config: "Optional[TrainConfig]") -> "Optional[StandIn]
                           "own, --kvstore")
     if store == NO_STORE:
         return None
-    from kvstore.fronts import standin
+    from kvstore.fronts import choice
     try:
-        return standin.parse(store)
+        return choice.stand_in(store)
     except ConfigError as error:
         raise ConfigError(f"--store {shown(store)}: {error}") from None
 

@@ -214,13 +214,13 @@ class VirtualSession(Session):
         self.transport.stage.opens(self._setup(), self._layers, isinstance(self.transport, VirtualRing))
         super().begin(weights, w_local)
 
-    def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
+    def next_step(self, lr: float, lr_local: Optional[float], counts: float = 1.0) -> Step:
         if self.outer is not None and self.method.asynchronous and self.transport.stage.failed(
                 self.transport.worker_rank, self.step.t):
             self._come_back()
         if self.transport.runs_ahead():
             self.transport.seconds()  # lets time go on
-        step = super().next_step(lr, lr_local)
+        step = super().next_step(lr, lr_local, counts)
         self.transport.stage.begins(self.transport.worker_rank, step.t)
         return step
 

@@ -3,11 +3,8 @@ which add up, and by a store that takes the mean. No store sees a batch. But bef
 script calls `backward` have a row for each example, and a Module knows its batch.
 """
 import math
-import sys
 import threading
 from typing import Any, Callable, Optional
-
-from kvstore.job import environment
 
 
 class _Here(threading.local):
@@ -46,10 +43,11 @@ def counted_rows() -> Optional[int]:
     return rows
 
 
-def check(rows: Optional[int], store: str, num_workers: int, scale: float) -> None:
-    """Say in a line if gradients, which are multiplied by this `scale`, have been divided by all workers' `rows`."""
-    if num_workers > 1 and rows and rows > 1 and math.isclose(scale * rows * num_workers, 1, rel_tol=1e-6):
-        print(f"{environment.who()}: warning: gradients are divided by {rows * num_workers}, which is {num_workers} "
-              f"workers times {rows} examples, and `{store}` takes the mean over the workers: they are divided by "
-              f"{num_workers} twice. Divide by the worker's own examples (trainer.step({rows}), or Module's default), "
-              "or make the store with reduction=\"sum\", as MXNet's servers have it", file=sys.stderr, flush=True)
+def advice(rows: Optional[int], store: str, num_workers: int, scale: float) -> Optional[str]:
+    """A line if gradients, multiplied by this `scale`, have been divided by all workers' `rows`; else None."""
+    if num_workers == 1 or not rows or rows == 1 or not math.isclose(scale * rows * num_workers, 1, rel_tol=1e-6):
+        return None
+    return (f"gradients are divided by {rows * num_workers}, which is {num_workers} workers times {rows} examples, "
+            f"and `{store}` takes the mean over the workers: they are divided by {num_workers} twice. Divide by the "
+            f"worker's own examples (trainer.step({rows}), or Module's default), or make the store with "
+            "reduction=\"sum\", as MXNet's servers have it")

@@ -3,7 +3,7 @@
 MXNet takes any name. One it does not know means its store of this process alone, and where there is one device no store
 at all unless the name contains ``dist``: each worker would train by itself, in silence. So MXNet is taught our names,
 and to refuse all that neither of us knows. In a job of `odsgd launch --store` its own names mean that store, too
-(`standin`). Nothing here imports MXNet; NumPy and the methods come with the first store.
+(`choice.StandIn`). Nothing here imports MXNet; NumPy and the methods come with the first store.
 """
 import functools
 import importlib.machinery
@@ -116,8 +116,8 @@ def _is_mxnets(store: str) -> bool:
 
 def _stand_in(create: Create, name: str) -> Any:
     """The job's store in place of MXNet's `name`. If `name` is for several workers, the store takes that name."""
-    from kvstore.fronts import standin
-    asked = standin.parse(environment.stand_in())
+    from kvstore.fronts import choice
+    asked = choice.stand_in(environment.stand_in())
     store = create(asked.kvstore, asked.transport, **asked.in_place_of(name))
     if "dist" in name:
         store.stands_for = name
@@ -165,9 +165,8 @@ def _init_trainer(mx: Any, ours: Create, init: Callable[..., None], trainer: Any
         store = asked["kvstore"] = ours(asked["kvstore"])
         store.session.lr_given = trainer._optimizer.lr  # before a schedule of the script's
         store._has_trainer = True
-        _admit(mx, type(store))
-        return
-    _tell_alone(trainer, _idle_store())
+    else:
+        _tell_alone(trainer, _idle_store())
 
 
 def _init_kvstore(init: Callable[..., None], trainer: Any) -> None:
@@ -203,13 +202,6 @@ def _made() -> Iterable[Any]:
 def _idle_store() -> Any:
     """A store that has not been given a model yet; None if there is none."""
     return next((store for store in _made() if store._awaits_model), None)
-
-
-def _admit(mx: Any, kind: Any) -> None:
-    """The Trainer takes row-sparse gradients to stores of the classes that it calls `KVStore`: let this be one."""
-    trainer = mx.gluon.trainer
-    known = trainer.KVStore if isinstance(trainer.KVStore, tuple) else (trainer.KVStore,)
-    trainer.KVStore = known if kind in known else (*known, kind)
 
 
 def _save(names: Callable[..., Iterable[str]], save: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

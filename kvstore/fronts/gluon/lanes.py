@@ -84,8 +84,8 @@ class Lane:
         return mx.nd.zeros(self.bucket.size, ctx=self.context)
 
     def forget(self) -> None:
-        self._weights: Optional[List[Layer]] = None
-        self._grads: Optional[List[Layer]] = None
+        self.grads: List[Layer] = []  # that were handed in, by device, once they are gathered
+        self.shown_in: List[Layer] = []  # the weights likewise
 
     def weights(self) -> NDArray:
         """A flat array of what the first device's parameters hold now."""
@@ -93,33 +93,30 @@ class Lane:
         self._gatherer(flat, self._layers([one.weights for one in self.keyed])[0])()
         return flat
 
-    def take(self, scale: float, out: NDArray) -> None:
-        """The gradients that were handed in, times `scale`, in `out`."""
-        if self._grads is None:
-            self._grads = self._layers([one.grads for one in self.keyed])
-            self._gathering = [engine.CachedById(FLATS) for _ in self._grads]
-            self._staged = [mx.nd.zeros(self.bucket.size, ctx=self.context) for _ in self._grads[1:]]
-        self.gather(self._grads, scale, out)
+    def gather(self, scale: float, out: NDArray) -> None:
+        """The gradients that were handed in, their sum over devices, times `scale`, in `out`."""
+        if not self.grads:
+            self.grads = self._layers([one.grads for one in self.keyed])
+            self._gathering = [engine.CachedById(FLATS) for _ in self.grads]
+            self._staged = [mx.nd.zeros(self.bucket.size, ctx=self.context) for _ in self.grads[1:]]
+        for gathering, layer, target in zip(self._gathering, self.grads, [out, *self._staged]):
+            gathering.of(target, self._gatherer, layer)()
+        if self._staged or scale != 1:
+            self._sum_up(scale, out)
 
     def show(self, flat: NDArray) -> None:
-        if self._weights is None:
-            self._weights = self._layers([one.weights for one in self.keyed])
-            self._scattering = [engine.CachedById(FLATS) for _ in self._weights]
-        self.scatter(flat, self._weights)
+        """Let the parameters hold `flat`."""
+        if not self.shown_in:
+            self.shown_in = self._layers([one.weights for one in self.keyed])
+            self._scattering = [engine.CachedById(FLATS) for _ in self.shown_in]
+        for scattering, layer in zip(self._scattering, self.shown_in):
+            scattering.of(flat, self._scatterer, layer)()
 
     def show_one(self, flat: NDArray, key: Any, out: NDArray) -> None:
         """The weights in `flat` of one key, in an array of its shape."""
         whole = out.reshape(-1)
         self._scatterer(flat, [(segment, whole[segment.start:segment.stop]) for segment in self.bucket.segments
                                if segment.parameter.key == key])()
-
-    def gather(self, grads: List[Layer], scale: float, out: NDArray) -> NDArray:
-        """The sum over devices, times `scale`, in `out`, which the caller keeps alive."""
-        for gathering, layer, target in zip(self._gathering, grads, [out, *self._staged]):
-            gathering.of(target, self._gatherer, layer)()
-        if self._staged or scale != 1:
-            self._sum_up(scale, out)
-        return out
 
     def _sum_up(self, scale: float, out: NDArray) -> None:
         others = self._staged  # it may hold newer arrays when this runs
@@ -133,10 +130,6 @@ class Lane:
                     total *= np.float32(scale)
 
         engine.push(add, others, [out])
-
-    def scatter(self, flat: NDArray, weights: List[Layer]) -> None:
-        for scattering, layer in zip(self._scattering, weights):
-            scattering.of(flat, self._scatterer, layer)()
 
     def _gatherer(self, flat: NDArray, layer: Layer) -> Callable[[], None]:
         # What a layer lacks stays as it is.

@@ -72,7 +72,7 @@ def overflowed(grads: Iterable[NDArray]) -> bool:
 
 
 def _finite(grad: NDArray) -> bool:
-    flat = grad.reshape(-1)
+    flat = grad.reshape(-1)  # kept until NumPy has looked: it may be a copy
     return finite.finite(engine.memory(flat))
 
 

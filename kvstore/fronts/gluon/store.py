@@ -4,13 +4,13 @@
 parameter. When all have been handed in, which is long before they are computed, every bucket goes through its
 algorithm; the last layer's go first, since its gradients appear first:
 
-    pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
+    pushpull(key, grads, out)  →  gather → Session.iterate → show        per bucket, all queued to MXNet's engine
 """
 import functools
 import json
 import types
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type
 
 import numpy as np
 
@@ -50,7 +50,6 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._factor = 1.0  # of all gradients
         self._scaler: Any = None  # of the loss, MXNet's
-        self._tell_scaler: Callable[[bool], None] = lambda overflow: None
         self._saved_scale: Optional[Dict[str, float]] = None
         self._waits = Waits()
         self._settings: Dict[str, Any] = {}  # of the optimizer, and by parameter, as the first step has them
@@ -164,8 +163,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             return
         optimizer = self._global_optimizer()
         rows = batch.counted_rows()
-        if self.rank == 0 and self.session.method.reduces and self.options.reduction == "mean":
-            batch.check(rows, self.name, self.num_workers, self._share_of_an_example(optimizer))
+        if self.session.method.reduces and self.options.reduction == "mean":
+            self._warn(batch.advice(rows, self.name, self.num_workers, self._share_of_an_example(optimizer)))
         self._share()
         self._take_over()
         for key, known in self._keyed.items():  # an optimizer may have come after its key
@@ -377,9 +376,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         counts, (lr,) = self._counts(optimizers.learning_rate(optimizer, optimizer.num_update))
         if not counts:
             return False
-        self.session.multiplied(counts)
         self.session.samples = 1 / (self._share_of_an_example(optimizer) or 1.0)
-        step = self.session.next_step(lr, self.lr_local)
+        step = self.session.next_step(lr, self.lr_local, counts)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
         self._handed.update(self._lanes_of)  # an error from here on breaks the iteration off
@@ -400,7 +398,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.session.joined:
             grad[:] = 0
         else:
-            lane.take(scale, grad)
+            lane.gather(scale, grad)
         lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _leaves_out(self) -> bool:
@@ -498,3 +496,4 @@ def as_list(value: Any) -> List[NDArray]:
 
 
 scaling.teach(mx.gluon.Trainer, Store)
+mx.gluon.trainer.KVStore = (mx.gluon.trainer.KVStore, Store)  # which a Trainer takes row-sparse gradients to

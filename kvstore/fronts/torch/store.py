@@ -85,7 +85,6 @@ class TorchStore(FrontEnd):
         self._trained: Dict[str, Trained] = {}
         self._groups = 1  # of parameters, each with a learning rate
         self._steps: List[Step] = []  # of the iteration that has begun, by group
-        self._counting = 1.0  # weight of a gradient in it
         self._noting = False  # whether a gradient has appeared that the script may not change
 
     def allreduce(self, array: Any) -> torch.Tensor:
@@ -247,11 +246,10 @@ class TorchStore(FrontEnd):
         """At these learning rates of the groups. Returns whether any worker has a gradient."""
         self._check_usable()
         self._check_weights()
-        self._counting, rates = self._counts(*rates[:self._groups])
-        if self._counting:
-            self.session.multiplied(self._counting)
-            self._steps = self._by_group(self.session.next_step(rates[0], self.lr_local), rates)
-        return bool(self._counting)
+        counts, rates = self._counts(*rates[:self._groups])
+        if counts:
+            self._steps = self._by_group(self.session.next_step(rates[0], self.lr_local, counts), rates)
+        return bool(counts)
 
     def _by_group(self, step: Step, rates: Sequence[float]) -> List[Step]:
         """The step of each group of parameters, at its rate; with the rate 0 a group stands still."""
@@ -259,9 +257,10 @@ class TorchStore(FrontEnd):
 
     def send(self, lane: TensorLane) -> None:
         """Hand in one bucket's gradients: all buckets, in their order."""
+        step = self._steps[lane.bucket.first.group]
         with self.session.deadline():
-            flat = lane.gather(self.session.room(lane.bucket), 0.0 if self.session.joined else self._counting)
-            self.session.iterate(lane.bucket, flat, self._steps[lane.bucket.first.group])
+            flat = lane.gather(self.session.room(lane.bucket), 0.0 if step.joined else step.counts)
+            self.session.iterate(lane.bucket, flat, step)
 
     def end_step(self) -> None:
         """All buckets have been sent: the parameters become due."""
@@ -343,8 +342,7 @@ class TorchStore(FrontEnd):
         counts = self._counts()[0]
         if not counts:
             return False
-        self.session.multiplied(counts)
-        step = self.session.next_step(0.0, None)
+        step = self.session.next_step(0.0, None, counts)
         due = self.session.due()
         if due:
             with self.session.deadline():

@@ -1,4 +1,4 @@
-"""The server role in a job on ps-lite (`roles` has the way into it), and what it has in common with that on sockets.
+"""The server role in a job on ps-lite (`__main__` has the way into it), and what it has in common with that on sockets.
 
 On import MXNet would enter its own server loop, unpickle every command, and print and ignore exceptions of updates. So
 the role is entered here, with a controller that acts on signed commands only (`commands`) and an updater whose
@@ -214,22 +214,19 @@ class Server:
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         with self._serving():
             self._heard()
-            self._route(key, pushed, stored)
+            if key in self._sums:
+                self._add_up(key, pushed, stored)
+            elif key == self._answer_key:
+                self._answer_array = stored
+            else:
+                self._handle_push(key, pushed, stored)
+                if self._hub is None:  # with a hub, its connections count the bytes
+                    pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
+                        len(self._all_workers) if self._synchronous else 1)
 
     def _may_answer_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
         assert self._shard is not None
         return self._shard.may_answer_fetch(key, header, stored)
-
-    def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
-        if key in self._sums:
-            self._add_up(key, pushed, stored)
-        elif key == self._answer_key:
-            self._answer_array = stored
-        else:
-            self._handle_push(key, pushed, stored)
-            if self._hub is None:  # with a hub, its connections count the bytes
-                pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
-                    len(self._all_workers) if self._synchronous else 1)
 
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if self._synchronous:

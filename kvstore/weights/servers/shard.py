@@ -53,8 +53,10 @@ class Entry:
         self._resumed: Optional[Saved] = None  # the rule's, until it starts
         self.extra_arrays: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
-    def start(self, stored: NDArray) -> None:
-        """Before the first push: the arrays of a rule or optimizer may begin as a copy of the weights."""
+    def bind(self, stored: NDArray, pushed: NDArray) -> Tuple[np.ndarray, np.ndarray]:
+        """Weights and gradient as the rule sees them. Before the first push rule and optimizer start, whose arrays may
+        begin as a copy of the weights.
+        """
         if not self._optimizer_began:
             self._optimizer_began = True
             self.optimizer.start(stored[:self.size])
@@ -65,6 +67,7 @@ class Entry:
             declared.check(self.rule, w)
             if self._resumed is not None:
                 declared.restore(self.rule, *self._resumed, np.zeros(self.size, np.float32))
+        return self.optimizer.bind(stored, pushed, self.size)
 
     def use(self, optimizer: Optimizer) -> None:
         """The next push is the first that this optimizer sees."""
@@ -73,8 +76,7 @@ class Entry:
 
     def receive(self, header: Header, pushed: NDArray, stored: NDArray) -> None:
         """One push, or the sum of all workers'."""
-        self.start(stored)
-        w, grad = self.optimizer.bind(stored, pushed, self.size)
+        w, grad = self.bind(stored, pushed)
         on_nan = self.rule.options.on_nan
         if on_nan == "skip" and finite.skips(f"{environment.who()}, {self._where(header)}", self.names, grad):
             self.rule.skip(header, w)
@@ -85,14 +87,12 @@ class Entry:
 
     def end_round(self, worker_rank: int, stored: NDArray) -> bool:
         """End the worker's round if the rule can. Whether the worker's fetch is answered now."""
-        self.start(stored)
-        w, _ = self.optimizer.bind(stored, stored, self.size)
+        w, _ = self.bind(stored, stored)
         return self.rule.end_round(worker_rank, w)
 
     def look(self, stored: NDArray) -> None:
         """A worker evaluates the weights; the rule may end a round before that."""
-        self.start(stored)
-        w, _ = self.optimizer.bind(stored, stored, self.size)
+        w, _ = self.bind(stored, stored)
         self.rule.look(w)
 
     def _check(self, header: Header, grad: np.ndarray) -> None:
@@ -153,9 +153,6 @@ class Shard:
         """Carry out a worker's command."""
         commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import,
                                                     "rest": self._rest}
-        if name not in commands:
-            raise ProtocolError(f"server {self.server_rank} got command `{name}`, which this version does not know; "
-                                "all processes of a job must run the same version of odsgd")
         commands[name](**payload)
 
     # -- rounds ----------------------------------------------------------------------------------------------
@@ -203,7 +200,7 @@ class Shard:
         taken = sorted(set(mine) & set(self._entries))
         if taken:
             raise ProtocolError(f"{method} opens bucket {taken[0]}, which another store has")
-        built = self._build(optimizer, mine)
+        built = described.build(optimizer, self._trusted)
         kind = methods.load(method, self._trusted)
         made = kind(kind.Options(**options), self.num_workers)
         for key, entry in mine.items():
@@ -213,9 +210,8 @@ class Shard:
 
     def _use(self, optimizer: Dict[str, Any], buckets: Dict[str, Dict[str, Any]], **_: Any) -> None:
         """A store goes on with another optimizer, which has seen nothing yet."""
-        mine = self._mine(buckets)
-        built = self._build(optimizer, mine)
-        for key in mine:
+        built = described.build(optimizer, self._trusted)
+        for key in self._mine(buckets):
             self._entries[key].use(built)
 
     def buckets(self) -> List[int]:
@@ -230,12 +226,6 @@ class Shard:
 
     def _mine(self, buckets: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Any]]:
         return {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
-
-    def _build(self, optimizer: Dict[str, Any], mine: Dict[int, Dict[str, Any]]) -> Optimizer:
-        built = described.build(optimizer, self._trusted)
-        built.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
-        built.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
-        return built
 
     def context(self, keys: Iterable[int]) -> Any:
         """Where the arrays of a store's buckets are."""

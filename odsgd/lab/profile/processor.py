@@ -91,7 +91,7 @@ def of_worker(config: TrainConfig) -> Dict[str, Price]:
     for floats in SIZES:
         lanes = [_lane(number, floats) for number in _copies(floats)]
         flats = [mx.nd.ones(floats) for _ in lanes]
-        seconds["gather"].append(_timed([partial(lane.take, 1.0, flat) for lane, flat in zip(lanes, flats)]))
+        seconds["gather"].append(_timed([partial(lane.gather, 1.0, flat) for lane, flat in zip(lanes, flats)]))
         seconds["scatter"].append(_timed([partial(lane.show, flat) for lane, flat in zip(lanes, flats)]))
         seconds["step"].append(_timed([_step(applied, number, flat) for number, flat in enumerate(flats)]))
     return {what: price(SIZES, times) for what, times in seconds.items()}

@@ -12,7 +12,7 @@ import pytest
 from kvstore import methods as algorithms
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import GlobalWeights, Replicated, Servers
-from kvstore.methods import form
+from kvstore.methods import fit
 from kvstore.methods.asgd import AsyncRule
 from kvstore.methods.common import CodedOptions
 from kvstore.methods.contract import Method, Rule, Worker
@@ -206,7 +206,7 @@ def test_a_file_that_fails_is_executed_anew_the_next_time(tmp_path: Path) -> Non
 
 @EVERY
 def test_the_methods_of_this_package_have_the_form_that_a_file_is_checked_for(method: Type[Method]) -> None:
-    form.check(method, "here")
+    fit.check_file(method, "here")
 
 
 MISTAKES = {

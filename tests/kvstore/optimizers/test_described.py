@@ -117,7 +117,7 @@ def test_strangers_are_not_imported_without_a_secret() -> None:
         described.build({"class": "subprocess:Popen", "settings": {}}, trusted=False)
 
 
-@pytest.mark.parametrize("name", ["kvstore.weights.servers.server:Server", "kvstore.weights.servers.roles:main",
+@pytest.mark.parametrize("name", ["kvstore.weights.servers.server:Server", "kvstore.weights.servers.__main__:main",
                                   "mxnet.optimizer:nothing"])
 def test_only_optimizers_are_built(name: str) -> None:
     with pytest.raises(ConfigError, match="is not an optimizer; expected a subclass"):

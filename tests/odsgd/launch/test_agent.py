@@ -12,7 +12,8 @@ from typing import Any, Iterator, List, Optional, Tuple
 import pytest
 
 from kvstore.job import environment, lean
-from kvstore.weights.servers import roles, sockets
+from kvstore.weights.servers import __main__ as roles
+from kvstore.weights.servers import sockets
 from odsgd.launch import hook, linux, messages
 from odsgd.launch.agent import __main__ as agent_process
 from odsgd.launch.agent import child

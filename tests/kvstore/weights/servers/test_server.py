@@ -59,7 +59,7 @@ class Job:
 
     def open(self, key: int = BUCKET, **options: Any) -> None:
         method = methods.find("ssgd")
-        bucket = {"server_rank": 0, "size": SIZE, "shape": None, "names": [("w", SIZE)], "lr_mult": 1.0, "wd_mult": 1.0}
+        bucket = {"server_rank": 0, "size": SIZE, "shape": None, "names": [("w", SIZE)]}
         self.command("open", method=methods.where(method), options=method.Options(**options).plain(),
                      optimizer=describe(mx.optimizer.Adam()), local_step={}, buckets={str(key): bucket})
 

@@ -26,8 +26,7 @@ class OfItsOwn(SyncRule):
 
 def shard(optimizer: Any, store: str = "ssgd", **options: Any) -> Shard:
     made, method = Shard(0, 2, trusted=True), methods.find(store)
-    bucket = {"server_rank": 0, "size": SIZE, "shape": None, "names": [("first", FIRST), ("second", SIZE)],
-              "lr_mult": 1.0, "wd_mult": 1.0}
+    bucket = {"server_rank": 0, "size": SIZE, "shape": None, "names": [("first", FIRST), ("second", SIZE)]}
     made.command("open", {"method": methods.where(method), "options": method.Options(**options).plain(),
                           "optimizer": describe(optimizer), "local_step": {}, "buckets": {"7": bucket}})
     return made

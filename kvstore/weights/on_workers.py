@@ -1,6 +1,8 @@
-"""Global weights without a server: every worker holds them and the optimizer's state, and applies the same sums.
+"""Global weights without a server: on a ring every worker holds them and the optimizer's state, and applies the same
+sums (`Replicas`); or every worker updates a part of them and keeps the optimizer's state of that part (`Parts`).
 
     W_{t+1} = U(W_t, G_t),    G_t = 1/M allreduce(g_t)
+    W_{t+1} = allgather(U(W_t, G_t)),    G_t = 1/M reduce-scatter(g_t)      each worker: its part of G, U and W
 
 All workers begin with the same bits and get the same bits from every sum. Only the learning rate is each worker's own:
 `check` compares it.
@@ -18,10 +20,9 @@ from kvstore.engine.engine import NDArray
 from kvstore.job import agreement
 from kvstore.messages import finite
 from kvstore.messages.buckets import Bucket
-from kvstore.messages.seam import Export, GlobalWeights, Pending, Replicated, Ring, Setup, State, Transport
+from kvstore.messages.seam import Export, GlobalWeights, Pending, Replicated, Ring, Setup, Sharded, State, Transport
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import QueuedOptimizer
-from kvstore.optimizers.described import Optimizer
 from kvstore.state.npz import below, from_bytes, to_bytes
 
 TOO_LATE = ("the result of an `allreduce` is read too late, when its array is in use again for a newer one; read it "
@@ -37,21 +38,13 @@ class WeightsOnWorkers(GlobalWeights):
         self.updates: Dict[int, QueuedOptimizer] = {}  # U, by bucket
         self._weights: Dict[int, engine.InTurn] = {}
         self._last_exchange: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
-        self.gradient_weight = 1.0 / transport.num_workers  # of a worker's gradient in a sum
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
 
-    def optimizer(self, setup: Setup) -> Optimizer:
-        """U, for the buckets of `setup`."""
-        self.buckets = setup.buckets
-        if setup.options.get("reduction") == "sum":
-            self.gradient_weight = 1.0
-        optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
-        optimizer.set_lr_mult({bucket.id: setup.multipliers(bucket)[0] for bucket in setup.buckets})
-        optimizer.set_wd_mult({bucket.id: setup.multipliers(bucket)[1] for bucket in setup.buckets})
-        return optimizer
-
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        optimizer = self.optimizer(setup)
+        self.buckets = setup.buckets
+        # Of a worker's gradient in a sum.
+        self.gradient_weight = 1.0 if setup.options["reduction"] == "sum" else 1.0 / self._transport.num_workers
+        optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
         for bucket in setup.buckets:
             w = weights(bucket)
             mine = self.mine(bucket, w)
@@ -63,7 +56,7 @@ class WeightsOnWorkers(GlobalWeights):
         return dict(self._last_exchange)
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
-        optimizer = self.optimizer(setup)
+        optimizer = described.build(setup.optimizer, trusted=True)
         for bucket in setup.buckets:
             self.updates[bucket.id].use(optimizer)
             self.updates[bucket.id].start(self.mine(bucket, weights(bucket)))
@@ -153,3 +146,52 @@ class Replicas(WeightsOnWorkers, Replicated):
         self._last_exchange[bucket.id] = self._sum(bucket, grad, lr).then(
             lambda total: update(w, total, lr, self.gradient_weight, out=after))
         return self._last_exchange[bucket.id]
+
+
+class Parts(WeightsOnWorkers):
+    """`exchange` by workers that each own a part of every bucket: ZeRO's first stage (Rajbhandari et al., 2020, section
+    5.1). U does 1/M of the work and keeps 1/M of the state of `Replicas`; the traffic is the same.
+
+    A worker whose part of a bucket is empty updates one unused float, so that its optimizer counts the same updates.
+    """
+
+    state_is_shared = True
+
+    def __init__(self, sharded: Sharded) -> None:
+        super().__init__(sharded)
+        self.sharded = sharded
+        self._no_part: Dict[int, NDArray] = {}
+
+    def mine(self, bucket: Bucket, whole: NDArray) -> NDArray:
+        mine = self.sharded.part(bucket)
+        if mine.start < mine.stop:
+            return whole[mine.start:mine.stop]
+        if bucket.id not in self._no_part:
+            self._no_part[bucket.id] = engine.zeros(1, whole.context)
+        return self._no_part[bucket.id]
+
+    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
+        self.note(lr)
+        before, after = self._last_exchange[bucket.id], self._weights[bucket.id].next()
+        update = self.updates[bucket.id]
+
+        def update_part(total: NDArray) -> None:
+            update(self.mine(bucket, before.result()), total, lr, self.gradient_weight, out=self.mine(bucket, after))
+
+        self._last_exchange[bucket.id] = self.sharded.exchange(bucket, grad, update_part, after)
+        return self._last_exchange[bucket.id]
+
+    def whole(self, bucket: Bucket, array: NDArray) -> np.ndarray:
+        """Collective; every worker gets all of it."""
+        whole = np.zeros(bucket.size, np.float32)
+        if bucket.id not in self._no_part:
+            whole[self.sharded.part(bucket)] = super().whole(bucket, array)
+        return self.sharded.total(whole)
+
+    def restore(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, object]) -> None:
+        mine = self.sharded.part(bucket)
+        if bucket.id in self._no_part:
+            arrays = {name: np.zeros(1, np.float32) for name in arrays}
+        else:
+            arrays = {name: array.reshape(-1)[mine] for name, array in arrays.items()}
+        self.updates[bucket.id].restore(arrays, facts)

@@ -18,7 +18,7 @@ from kvstore.methods.sync import SSGD, Synchronous
 from kvstore.transports.in_process import Stage
 from kvstore.transports.rounds import Round
 from kvstore.transports.sharded import cuts, part
-from kvstore.weights.parts import Parts
+from kvstore.weights.on_workers import Parts
 
 SHAPES = {"w1": (7, 3), "w2": (10,), "z": (1,)}
 
