@@ -34,8 +34,7 @@ from odsgd.config import methods
 from odsgd.config.files import OptionsLoader, read_cluster, read_yaml_file
 from odsgd.config.flags import flag_of, given, parse_flags
 from odsgd.config.methods import MXNETS, store_named
-from odsgd.config.names import GLUON_MODELS
-from odsgd.config.train_options import AUTHORS, DATASETS, VIRTUAL, TrainOptions, put_into_our_words
+from odsgd.config.train_options import AUTHORS, DATASETS, GLUON_MODELS, VIRTUAL, TrainOptions, put_into_our_words
 from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
 

@@ -13,9 +13,9 @@ from kvstore.messages.seam import Transport
 from kvstore.tracing import recorder
 from odsgd import timeline
 from odsgd.config.train import TrainConfig
+from odsgd.training import models
 from odsgd.training.data import data
 from odsgd.training.loop import Training, give_up
-from odsgd.training.models import models
 from odsgd.virtual.transport import VirtualStage
 
 COPIES = 9

@@ -19,8 +19,8 @@ from kvstore.methods.common import CodedOptions
 from kvstore.options import TrainingLength, integer, option, plain
 from odsgd.config import methods
 from odsgd.config.flags import parse_flags
-from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig, option_fields, own_fields
+from odsgd.config.train_options import Compute
 from scripts.maintain import docs_tables
 
 ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gpus 4 --batch-size 32
