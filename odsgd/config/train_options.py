@@ -266,9 +266,6 @@ class AuthorsOptions:
                          "others: hybridize")
 
 
-AUTHORS = {field.name: field for field in dataclasses.fields(AuthorsOptions)}
-
-
 def put_into_our_words(flags: Dict[str, Any], dataset: str) -> None:
     """Replace the authors' flags by ours; where both are given ours wins."""
     if "mode" in flags:

@@ -19,8 +19,8 @@ from kvstore.methods.common import CodedOptions
 from kvstore.options import TrainingLength, integer, option, plain
 from odsgd.config import methods
 from odsgd.config.flags import parse_flags
-from odsgd.config.train import TrainConfig, option_fields, own_fields
-from odsgd.config.train_options import Compute
+from odsgd.config.train import TrainConfig, option_fields
+from odsgd.config.train_options import Compute, TrainOptions
 from scripts.maintain import docs_tables
 
 ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gpus 4 --batch-size 32
@@ -160,7 +160,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str], monkeypatch
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     of_methods = {name for method in algorithms.METHODS.values() for name in method.option_names()}
-    for name in [*of_methods, *(field.name for field in own_fields())]:
+    for name in [*of_methods, *TrainOptions.__dataclass_fields__]:
         assert f"--{name.replace('_', '-')} " in shown, name
     words = " ".join(shown.split())
     assert "--hybridize compile the network into one graph (default; --no-hybridize turns it off)" in words
@@ -381,8 +381,8 @@ def names_of(text: str) -> List[str]:
 
 
 def test_the_lists_of_the_docs_have_an_item_for_every_option() -> None:
-    of_runs, of_methods = docs_tables.run_list(own_fields()), docs_tables.method_list()
-    assert names_of(of_runs) == [field.name for field in own_fields()]
+    of_runs, of_methods = docs_tables.run_list(), docs_tables.method_list()
+    assert names_of(of_runs) == [*TrainOptions.__dataclass_fields__]
     assert list(dict.fromkeys(names_of(of_methods))) == list(methods.fields())
     assert set(option_fields()) == {*names_of(of_runs), *names_of(of_methods)}
     assert all(field.metadata["help"] for field in option_fields().values())
@@ -405,7 +405,7 @@ def test_a_store_gets_its_own_defaults_and_its_configuration_reads_back_as_itsel
     config = TrainConfig(kvstore=store)
     assert config.options == algorithms.find(store).Options()
     assert TrainConfig(**config.to_dict()) == config
-    assert set(config.to_dict()) == {*(field.name for field in own_fields()), *config.method.option_names()}
+    assert set(config.to_dict()) == {*TrainOptions.__dataclass_fields__, *config.method.option_names()}
 
 
 def test_a_configuration_with_one_option_changed_keeps_those_of_its_method() -> None:
