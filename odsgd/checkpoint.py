@@ -14,7 +14,7 @@ With ``odsgd launch --max-restarts N`` such a script goes on by itself after a f
 """
 import contextlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 from kvstore.errors import ConfigError, shown
 from kvstore.fronts.gluon.store import Store
@@ -69,19 +69,6 @@ _kept: Dict[Tuple[Path, int], int] = {}
 """By folder and worker: the iteration that an open keeper of this process began at."""
 
 
-@contextlib.contextmanager
-def _kept_once(folder: Path, worker_rank: int) -> Iterator[None]:
-    """Refuse this worker's second keeper of a folder: each would write over what the other has written."""
-    if (folder, worker_rank) in _kept:
-        raise ConfigError(f"checkpoint.keep: `{folder}` is this script's for another network already; give each its "
-                          "own folder, or close that keeper first")
-    _kept[folder, worker_rank] = 0
-    try:
-        yield
-    finally:
-        del _kept[folder, worker_rank]
-
-
 class CheckpointKeeper:
     """Writes one script's checkpoints. Files are written while the training goes on.
 
@@ -94,8 +81,13 @@ class CheckpointKeeper:
         self._writer = CheckpointWriter(folder, store, net, kept, self._warn, second)
         self.iteration = environment.joined_at()
         """Iterations done."""
+        place = folder.resolve(), store.rank
+        if place in _kept:  # each would write over what the other has written
+            raise ConfigError(f"checkpoint.keep: `{place[0]}` is this script's for another network already; give each "
+                              "its own folder, or close that keeper first")
         with contextlib.ExitStack() as held:
-            held.enter_context(_kept_once(folder.resolve(), store.rank))
+            _kept[place] = 0
+            held.callback(_kept.pop, place)
             held.enter_context(disk.held(folder, store.rank))
             held.enter_context(mirror.held(second, store.rank))
             if not environment.joined():

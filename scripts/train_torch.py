@@ -54,8 +54,11 @@ def refuse(config: TrainConfig) -> None:
 class Run:
     def __init__(self, config: TrainConfig) -> None:
         transport = connect(config.kvstore, config.transport, config.options.timeout_s)
-        contexts = () if config.dataset == "imagenet" else [None]
-        self.config, self.data = config, load(config, transport.worker_rank, transport.num_workers, contexts=contexts)
+        contexts = [None]
+        if config.dataset == "imagenet":  # its reader is MXNet's
+            from odsgd.training import devices
+            contexts = devices.contexts(config)
+        self.config, self.data = config, load(config, transport.worker_rank, transport.num_workers, contexts)
         self.each = self.data.batches_per_epoch
         options = config.options.in_iterations(self.each).plain()
         self.store = od.create(config.kvstore, transport, **options)

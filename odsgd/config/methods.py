@@ -40,8 +40,8 @@ def fields() -> Dict[str, dataclasses.Field[Any]]:
         kind = next(iter(kinds.values())) if len(kinds) == 1 else Kind("X", " or ".join(kinds), as_text)
         help = "; ".join(_help(name, text, defaults) for text, defaults in its.items())
         made[name] = option(None, kind, help, group="Run" if name in COMMON else "Algorithm")
-    return {field.name: field for field in dataclasses.fields(dataclasses.make_dataclass(
-        "MethodOptions", [(name, Any, field) for name, field in made.items()]))}
+    named = dataclasses.make_dataclass("MethodOptions", [(name, Any, field) for name, field in made.items()])
+    return {field.name: field for field in dataclasses.fields(named)}
 
 
 def meanings() -> Dict[str, Dict[str, Defaults]]:

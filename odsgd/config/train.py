@@ -34,8 +34,7 @@ from odsgd.config import methods
 from odsgd.config.files import OptionsLoader, read_cluster, read_yaml_file
 from odsgd.config.flags import flag_of, given, parse_flags
 from odsgd.config.methods import MXNETS, store_named
-from odsgd.config.names import GLUON_MODELS
-from odsgd.config.train_options import AUTHORS, DATASETS, VIRTUAL, TrainOptions, put_into_our_words
+from odsgd.config.train_options import DATASETS, GLUON_MODELS, VIRTUAL, AuthorsOptions, TrainOptions, put_into_our_words
 from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
 
@@ -63,7 +62,7 @@ class TrainConfig(TrainOptions):
         values = {**(options.plain() if options else {}), **values}
         if values.get("method_file"):
             values.setdefault("kvstore", algorithms.load(values["method_file"]).name)
-        for field in own_fields():
+        for field in dataclasses.fields(TrainOptions):
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             self._set(field.name, convert(field, values.pop(field.name, default), field.name))
         self._resolve_data()
@@ -124,11 +123,13 @@ class TrainConfig(TrainOptions):
             with contextlib.suppress(ConfigError):  # raised again later, with the option's name
                 method = algorithms.find(str(asked))  # perhaps another package's, with options of its own
         first = (*FIRST, *(name for name in (method.option_names() if method else ()) if name not in methods.COMMON))
-        return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv, DESCRIPTION, first), said)
+        fields = {**option_fields(), **AuthorsOptions.__dataclass_fields__}
+        return (*parse_flags(fields, "odsgd train", argv, DESCRIPTION, first), said)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every option as JSON and YAML have it; ``TrainConfig(**config.to_dict()) == config``."""
-        return {**{field.name: plain(getattr(self, field.name)) for field in own_fields()}, **self.options.plain()}
+        own = {name: plain(getattr(self, name)) for name in TrainOptions.__dataclass_fields__}
+        return {**own, **self.options.plain()}
 
     def to_yaml(self) -> str:
         """The resolved configuration as a file for ``--config``, which repeats a run from its beginning."""
@@ -151,7 +152,7 @@ class TrainConfig(TrainOptions):
                 if field.metadata["tunable"] and values[field.name] is not None}
 
     def _fields(self) -> List[dataclasses.Field[Any]]:
-        return [*own_fields(), *dataclasses.fields(self.options)]
+        return [*dataclasses.fields(TrainOptions), *dataclasses.fields(self.options)]
 
     # --- questions of other modules -------------------------------------------------------------------------------
 
@@ -365,14 +366,9 @@ class TrainConfig(TrainOptions):
         cluster.check_transport(self.transport or method.transports[0])
 
 
-def own_fields() -> List[dataclasses.Field[Any]]:
-    """The options of a run that are no method's."""
-    return list(dataclasses.fields(TrainOptions))
-
-
 def option_fields() -> Dict[str, dataclasses.Field[Any]]:
     """Every option by name, with the options of all methods, in the order of the help."""
-    return {**{field.name: field for field in own_fields()}, **methods.fields()}
+    return {**TrainOptions.__dataclass_fields__, **methods.fields()}
 
 
 def _goes_with(key: str, store: str, before: str) -> bool:

@@ -1,14 +1,135 @@
-"""The options of a training run that are no method's, each with default, kind and meaning."""
+"""The options of a training run that are no method's, each with default, kind and meaning; and names of models."""
 import dataclasses
+import re
 from functools import partial
 from typing import Any, Dict, Optional, Tuple
 
-from kvstore import methods as algorithms
-from kvstore.methods import local_optimizers
-from kvstore.options import FLAG, LENGTH, PATH, TEXT, TrainingLength, integer, integers, name, option, real
-from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, UMASK, Compute
-from odsgd.config.names import MODELS
+import yaml
 
+from kvstore import methods as algorithms
+from kvstore.errors import ConfigError, shown
+from kvstore.methods import local_optimizers
+from kvstore.options import (
+    FLAG,
+    LARGEST,
+    LENGTH,
+    PATH,
+    TEXT,
+    Kind,
+    TrainingLength,
+    as_text,
+    integer,
+    integers,
+    items,
+    name,
+    option,
+    real,
+)
+from odsgd.virtual.description import DRAWS, TIME
+
+GLUON_MODELS = tuple("""
+alexnet densenet121 densenet161 densenet169 densenet201 inceptionv3
+mobilenet0.25 mobilenet0.5 mobilenet0.75 mobilenet1.0
+mobilenetv2_0.25 mobilenetv2_0.5 mobilenetv2_0.75 mobilenetv2_1.0
+resnet18_v1 resnet34_v1 resnet50_v1 resnet101_v1 resnet152_v1
+resnet18_v2 resnet34_v2 resnet50_v2 resnet101_v2 resnet152_v2
+squeezenet1.0 squeezenet1.1 vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn
+""".split())
+
+GLUONCV_MODELS = tuple("""
+cifar_resnet20_v1 cifar_resnet56_v1 cifar_resnet110_v1 cifar_resnet20_v2 cifar_resnet56_v2 cifar_resnet110_v2
+cifar_resnext29_16x64d cifar_resnext29_32x4d cifar_wideresnet16_10 cifar_wideresnet28_10 cifar_wideresnet40_8
+cifar_residualattentionnet56 cifar_residualattentionnet92 cifar_residualattentionnet452
+resnet18_v1b resnet34_v1b resnet50_v1b resnet101_v1b resnet152_v1b
+resnet50_v1c resnet101_v1c resnet152_v1c resnet50_v1d resnet101_v1d resnet152_v1d
+resnet50_v1e resnet101_v1e resnet152_v1e resnet50_v1s resnet101_v1s resnet152_v1s
+resnext50_32x4d resnext101_32x4d resnext101_64x4d se_resnext50_32x4d se_resnext101_32x4d se_resnext101_64x4d
+se_resnet18_v1 se_resnet34_v1 se_resnet50_v1 se_resnet101_v1 se_resnet152_v1
+se_resnet18_v2 se_resnet34_v2 se_resnet50_v2 se_resnet101_v2 se_resnet152_v2 senet_154
+resnest14 resnest26 resnest50 resnest101 resnest200 resnest269
+mobilenetv3_small mobilenetv3_large shufflenet_v1 shufflenet_v2 darknet53 googlenet xception
+hrnet_w18_c hrnet_w18_small_v1_c hrnet_w18_small_v2_c hrnet_w30_c hrnet_w32_c hrnet_w40_c hrnet_w44_c hrnet_w48_c
+residualattentionnet56 residualattentionnet92 residualattentionnet128 residualattentionnet164
+""".split())
+
+PAPERS_MODELS = ("mlp_500", "caffe_cifar10", "caffe_cifar10_pixels", "sasgd_cnn", "vgg_f")
+
+MODELS = ("mlp", "lenet", *PAPERS_MODELS, *GLUON_MODELS, *GLUONCV_MODELS)
+"""Names of models, MXNet 1.9.1's and GluonCV 0.10.5's among them, so that a misspelt one is refused before any process
+of a job starts or anything slow is imported; tests/odsgd/training/test_models.py compares them with what is installed.
+"""
+
+
+# --- kinds of options that only a training run has --------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """How long an emulated accelerator computes per iteration, written ``200ms`` or ``0.2s,lognormal:0.1``.
+
+    `spread` : sigma of the lognormal distribution of that time, whose mean is `seconds`; 0: always the same
+    """
+
+    seconds: float
+    spread: float = 0.0
+
+    def plain(self) -> str:
+        """The value as YAML has it; reading it back gives this Compute."""
+        return f"{1000 * self.seconds:.12g}ms" + (f",lognormal:{self.spread:.12g}" if self.spread else "")
+
+    __str__ = plain
+
+
+def _compute(value: Any) -> Compute:
+    if isinstance(value, Compute):
+        return value
+    time, comma, draws = as_text(value).partition(",")
+    seconds, drawn = TIME.convert(time), DRAWS.convert(draws if comma else "constant")
+    if not 0 < seconds < LARGEST or drawn.kind not in ("constant", "lognormal"):
+        raise ValueError
+    return Compute(float(seconds), *drawn.values)
+
+
+def keyword_value(value: Any) -> Any:
+    """A number or truth value where a text is one; YAML 1.1 takes ``1e-4`` for a string, so floats are tried first."""
+    if not isinstance(value, str):
+        return value
+    for convert in (int, float):
+        try:
+            return convert(value)
+        except ValueError:
+            pass
+    return yaml.SafeLoader.bool_values.get(value.strip().lower(), value)
+
+
+def _keywords(value: Any) -> Dict[str, Any]:
+    if isinstance(value, dict):
+        if not all(isinstance(one, (str, int, float)) for one in value.values()):
+            raise ValueError
+        return {str(key): keyword_value(v) for key, v in value.items()}
+    pairs = [str(part).partition("=") for part in items(value)]
+    if not all(key.strip().isidentifier() and equals for key, equals, _ in pairs):
+        raise ValueError
+    found: Dict[str, Any] = {}
+    for key, _, text in pairs:
+        if key.strip() in found:
+            raise ConfigError(f"`{shown(key.strip())}` stands twice; leave one of them out")
+        found[key.strip()] = keyword_value(text.strip())
+    return found
+
+
+def _umask(value: Any) -> str:
+    if not re.fullmatch("0?0[0-7]{2}", as_text(value)):
+        raise ValueError
+    return str(value)
+
+
+UMASK = Kind("MASK", "three octal digits, the first 0, e.g. 027", _umask)
+COMPUTE = Kind("TIME", "a time (200ms, 0.2s), perhaps with a spread (200ms,lognormal:0.2)", _compute)
+KEYWORDS = Kind("K=V,...", "keywords as key=value,key=value", _keywords)
+SHAPE = integers(1, length=3, expected="channels,height,width, e.g. 3,32,32")
+
+
+# --- the options ------------------------------------------------------------------------------------------------------
 
 @dataclasses.dataclass(frozen=True)
 class DatasetSpec:
@@ -133,13 +254,16 @@ class TrainOptions:
                                       result=False)
 
 
-_AUTHORS = "In the words of the OD-SGD authors' scripts"
+_authors = partial(option, group="In the words of the OD-SGD authors' scripts")
 
-AUTHORS = {field.name: field for field in dataclasses.fields(dataclasses.make_dataclass("Authors", [
-    ("num_worker", int, option(4, integer(0), "that many data_threads, where the data set has them", group=_AUTHORS)),
-    ("mode", str, option("hybrid", name("mode", ("symbolic", "hybrid", "imperative")), "imperative: no_hybridize; "
-                         "the others: hybridize", group=_AUTHORS))]))}
-"""Flags of their scripts that this project does not have, and what replaces each."""
+
+@dataclasses.dataclass(frozen=True)
+class AuthorsOptions:
+    """Flags of their scripts that this project does not have, and what replaces each."""
+
+    num_worker: int = _authors(4, integer(0), "that many data_threads, where the data set has them")
+    mode: str = _authors("hybrid", name("mode", ("symbolic", "hybrid", "imperative")), "imperative: no_hybridize; the "
+                         "others: hybridize")
 
 
 def put_into_our_words(flags: Dict[str, Any], dataset: str) -> None:

@@ -44,14 +44,9 @@ class Evaluator:
                  run_log: RunLog, take_over: Callable[[], None], untold: Optional[Dict[str, Any]]) -> None:
         self._config, self._store, self._batches, self._compute = config, store, batches, compute
         self._run_log, self._take_over, self.untold = run_log, take_over, untold
-        self._snapshot: Any = None  # the weights that the evaluation beside the training is of
-        self._beside: Optional[Iterator[bool]] = None
-        self._sums = Sums()
-
-    @property
-    def beside(self) -> bool:
-        """Whether an evaluation beside the training is under way."""
-        return self._beside is not None
+        self.beside: Optional[Iterator[bool]] = None
+        """The evaluation beside the training, batch by batch, while one is under way."""
+        self._sums = Sums()  # of it
 
     @pulse.doing("evaluation")
     def evaluate(self) -> Dict[str, float]:
@@ -77,26 +72,25 @@ class Evaluator:
 
     def begin_beside(self, record: Dict[str, Any]) -> None:
         """Evaluate the global weights of now beside the next epoch; the record of this epoch is told then."""
-        self.untold, self._snapshot = record, self._store.snapshot()
-        self._sums = Sums()
-        self._beside = _tested(self._batches(), self._compute, self._sums)
+        snapshot = self._store.snapshot()
 
-    def advance(self) -> bool:
-        """After an iteration: queue the next batch of the evaluation beside it; whether there was one."""
-        if self._beside is None:
-            return False
-        with self._store.showing(self._snapshot):
-            more = next(self._beside, False)
-        if not more:
-            self._beside = self._snapshot = None
+        def compute(xs: List[Any], ys: List[Any]) -> List[Any]:
+            with self._store.showing(snapshot):
+                return self._compute(xs, ys)
+        self.untold, self._sums = record, Sums()
+        self.beside = _tested(self._batches(), compute, self._sums)
+
+    def advance(self) -> None:
+        """After an iteration: queue the next batch of the evaluation beside it, if there is one."""
+        if self.beside is not None and not next(self.beside, False):
+            self.beside = None
             self._tell(self._sums.named("test"))
-        return more
 
     @pulse.doing("evaluation")
     def finish(self) -> None:
         """Wait for the evaluation beside the training, if there is one."""
-        while self.advance():
-            pass
+        while self.beside is not None:
+            self.advance()
 
     def tell_untold(self, begin: Callable[[], None]) -> Dict[str, float]:
         """Evaluate the checkpoint's weights for an epoch that is untold in the metrics, too. Collective; `begin` gets

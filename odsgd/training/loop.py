@@ -36,15 +36,14 @@ from kvstore.methods import fit
 from kvstore.tracing import recorder
 from odsgd import timeline
 from odsgd.config.train import TrainConfig
-from odsgd.training import devices, randomness
+from odsgd.training import devices, models, randomness
 from odsgd.training.checkpoint import disk, manifests, mirror, resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter
 from odsgd.training.checkpoint.mirror import MirrorError
 from odsgd.training.data import data
 from odsgd.training.data.datasets import Arrays
 from odsgd.training.evaluation import Evaluator, sum_over_workers
-from odsgd.training.measurements import Measurements, StalenessReader
-from odsgd.training.models import models
+from odsgd.training.metrics import Measurements, StalenessReader
 from odsgd.training.run_log import RunLog, versions
 from odsgd.training.schedule import EpochProgress, EpochShares, Schedule
 from odsgd.training.stability import warnings_about
@@ -94,7 +93,8 @@ class Training:
 
     def __init__(self, config: TrainConfig, transport: Transport, arrays: Optional[Arrays] = None) -> None:
         self.config, self.folder = config, Path(str(config.out)) / "checkpoints"
-        self.data = data.load(config, transport.worker_rank, transport.num_workers, arrays)
+        self.contexts = devices.contexts(config)
+        self.data = data.load(config, transport.worker_rank, transport.num_workers, self.contexts, arrays)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
         options = config.options.in_iterations(self.data.batches_per_epoch)
         self.store = LegacyStore(fit.fitting(config.method, options, transport), options, transport)
@@ -143,7 +143,7 @@ class Training:
         try:
             self.run_log.start(self.store.num_workers, self.schedule.batches_per_epoch,
                                sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
-                               devices.contexts(self.config), resumed)
+                               self.contexts, resumed)
             for line in [*warnings, *self.schedule.warnings(), *warnings_about(self.config, self.store.num_workers),
                          *self.passes.warnings]:
                 self.run_log.warn(line)

@@ -24,7 +24,7 @@ from kvstore.job.pulse import pulse
 from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
-from odsgd.report.runs import METRICS, still_valid
+from odsgd.report.runs import METRICS, events_of, still_valid
 from odsgd.training.checkpoint.disk import replacing
 
 STALENESS, ROUNDS, EVENTS = "staleness.json", "rounds.json", "events.out.tfevents.*"
@@ -164,9 +164,8 @@ class RunLog:
 
     def has_epoch(self, number: int) -> bool:
         """Whether an epoch has been written down, by this run or by one that it goes on with."""
-        lines = [] if self.silent else (self._folder / METRICS).read_text(encoding="utf-8").splitlines()
-        return any(record["event"] == "epoch" and record["epoch"] == number
-                   for record in still_valid([*map(json.loads, lines)]))
+        records = [] if self.silent else still_valid(events_of(self._folder / METRICS))
+        return any(record["event"] == "epoch" and record["epoch"] == number for record in records)
 
     def staleness(self, record: Dict[str, Any]) -> None:
         """What the servers of an asynchronous job have counted."""

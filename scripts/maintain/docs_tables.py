@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from kvstore.options import plain
 from odsgd.config import launch, methods
 from odsgd.config.flags import default_of, spellings
-from odsgd.config.train import own_fields
+from odsgd.config.train_options import TrainOptions
 from odsgd.virtual import description
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,10 +29,10 @@ def entry(names: str, facts: Sequence[str], meaning: str) -> str:
     return textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def run_list(fields: Sequence["dataclasses.Field[Any]"]) -> str:
+def run_list() -> str:
     """The options of a run that are no method's."""
     rows = []
-    for field in fields:
+    for field in dataclasses.fields(TrainOptions):
         default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{plain(field.default)}`"
         default = default.replace("`True`", "`true`").replace("`False`", "`false`") or field.metadata["otherwise"]
         rows.append(entry(f"`{field.name}`", [field.metadata["kind"].expected, default and f"default {default}"],
@@ -88,7 +88,7 @@ def described(page: str) -> str:
 
 def written(page: str) -> str:
     """The page with its lists as they should be."""
-    for name, items in (("run", run_list(own_fields())), ("methods", method_list()), ("launch", launch_list())):
+    for name, items in (("run", run_list()), ("methods", method_list()), ("launch", launch_list())):
         page = put(page, f"<!-- {name}: written by scripts/maintain/docs_tables.py -->", f"\n{items}\n")
     return page
 

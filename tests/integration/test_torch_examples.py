@@ -102,7 +102,7 @@ def test_networks_compute_as_those_of_gluons_presets(name: str, dataset: str, th
 
     mx = pytest.importorskip("kvstore.engine._mxnet").mx
     from odsgd.config.train import TrainConfig
-    from odsgd.training.models import models
+    from odsgd.training import models
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "examples"))
     networks = __import__("networks")
     folder: Dict[str, Any] = {} if dataset == "digits" else {"data_dir": str(tmp_path)}

@@ -10,7 +10,7 @@ from typing import Dict, List, Sequence, Tuple
 
 from kvstore.messages.buckets import Parameter
 from kvstore.options import name as one_of
-from odsgd.config.names import MODELS
+from odsgd.config.train_options import MODELS
 
 Shapes = List[Tuple[int, ...]]
 
@@ -82,7 +82,7 @@ def shapes(name: str) -> Shapes:
     if number:
         return _perceptron(float(number[1] or name) * {"k": 1e3, "M": 1e6, None: 1}[number[2]])
     from odsgd.config.train import TrainConfig
-    from odsgd.training.models import models
+    from odsgd.training import models
     net = models.create(TrainConfig.from_flags(["--model", name, "--dataset", "synthetic", "--kvstore", "local"]))
     return [parameter.shape for parameter in net.collect_params().values() if parameter.grad_req != "null"]
 

@@ -18,7 +18,7 @@ from kvstore.errors import ConfigError, unknown
 from kvstore.methods import METHODS, fit
 from kvstore.methods.contract import Method
 from kvstore.methods.sync import SSGD
-from odsgd.config.kinds import keyword_value
+from odsgd.config.train_options import keyword_value
 
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""

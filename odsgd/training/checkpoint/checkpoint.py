@@ -34,7 +34,7 @@ from kvstore.messages.seam import Export
 from kvstore.session import saving
 from kvstore.state.npz import write_npz
 from odsgd.training.checkpoint import manifests, weights
-from odsgd.training.checkpoint.disk import make_folder, remove_folder, remove_for_good, replacing
+from odsgd.training.checkpoint.disk import make_folder, remove_for_good, replacing
 from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError
 
 FETCHED_WITHIN = 10
@@ -174,7 +174,7 @@ class UnfinishedCheckpoint:
     def _uncount_copy(self) -> str:
         """Take the manifest of this number away in the second place; why it may still be there."""
         assert self._second is not None
-        removed = self._second.later(self._second.remove_file, self.iteration, manifests.MANIFEST)
+        removed = self._second.later(self._second.uncount, self.iteration)
         return _failure([removed], copies_within_s(self._store))
 
     def _missing_copies(self) -> List[str]:
@@ -276,7 +276,7 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
     """
     for folder in manifests.numbered(root):
         if int(folder.name) < iteration and int(folder.name) not in kept:
-            remove_folder(folder, manifests.MANIFEST, manifests.FILES)
+            manifests.remove(folder)
 
 
 def _put_manifest(second: CheckpointMirror, folder: Path, names: Sequence[str]) -> None:
@@ -297,7 +297,7 @@ def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int, wh
     stay = {*kept, *copies[-keep:], *[old for old in copies if old <= whole][-1:]}
     for old in second.holds():
         if old < iteration and old not in stay:
-            second.remove(old, first=manifests.MANIFEST)
+            second.remove(old)
 
 
 def _from_leader(store: Store, value: Callable[[], Any]) -> Any:

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import IO, Iterator, Optional, Pattern
+from typing import IO, Iterator, Optional
 
 from kvstore.errors import ConfigError, RoundTimeoutError, shown
 from kvstore.job import commands, environment
@@ -141,17 +141,6 @@ def remove_for_good(path: Path) -> None:
     except OSError as error:  # another worker has removed the folder, too
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
-
-
-def remove_folder(folder: Path, first: str, files: Pattern[str]) -> None:
-    """Remove the files of these names, the `first` before the others and for good, so that half a folder never counts.
-    The folder goes, too, if nothing else is in it."""
-    remove_for_good(folder / first)
-    with contextlib.suppress(OSError):  # other workers may be at it, too
-        for name in filter(files.fullmatch, os.listdir(folder)):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(folder / name)
-        folder.rmdir()
 
 
 def full(error: OSError, folder: str) -> Optional[str]:

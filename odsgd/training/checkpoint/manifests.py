@@ -1,7 +1,9 @@
 """What makes a folder a checkpoint: its manifest, how files are compared with it, and whether it is of this run."""
+import contextlib
 import hashlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
@@ -11,7 +13,7 @@ import numpy as np
 from kvstore.errors import ConfigError, shown
 from odsgd import __version__
 from odsgd.config.files import read_text
-from odsgd.training.checkpoint.disk import replacing
+from odsgd.training.checkpoint.disk import remove_for_good, replacing
 
 SCHEMA = 4
 """Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at. That of
@@ -83,28 +85,33 @@ def _are_shapes(value: object) -> bool:
         and all(map(_is_count, one["shape"])) for one in value.values())
 
 
-def _is_whole_or_none(value: object) -> bool:
-    return value is None or (isinstance(value, int) and _is_count(abs(value)))
+def _is_positive(value: object) -> bool:
+    return _is_count(value) and value != 0
 
 
-def _is_epoch_or_none(value: object) -> bool:
-    return value is None or (isinstance(value, dict) and _is_count(value.get("epoch"))
-                             and isinstance(value.get("seconds"), (int, float)))
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and _is_count(abs(value))
+
+
+def _is_epoch(value: object) -> bool:
+    return (isinstance(value, dict) and _is_count(value.get("epoch"))
+            and isinstance(value.get("seconds"), (int, float)))
+
+
+def _optional(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
 
 
 REMEDY = "remove `{}` to resume from the checkpoint before it"
 MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
-    "iteration": _is_count, "since": _is_whole_or_none, "left_out": lambda value: value is None or _is_count(value),
-    "untold": _is_epoch_or_none, "epoch_so_far": _is_epoch_or_none,
-    "num_workers": lambda value: _is_count(value) and value > 0,
-    "most_workers": lambda value: value is None or (_is_count(value) and value > 0),
-    "spare": lambda value: value is None or (isinstance(value, list) and all(map(_is_count, value))),
-    "config": lambda value: value is None or isinstance(value, dict),
-    "batches_per_epoch": lambda value: value is None or (_is_count(value) and value > 0),
-    "course": lambda value: value is None or (isinstance(value, list) and len(value) == 3
-                                              and all(_is_count(abs(one)) for one in value if isinstance(one, int))),
+    "iteration": _is_count, "since": _optional(_is_whole), "left_out": _optional(_is_count),
+    "untold": _optional(_is_epoch), "epoch_so_far": _optional(_is_epoch),
+    "num_workers": _is_positive, "most_workers": _optional(_is_positive), "batches_per_epoch": _optional(_is_positive),
+    "spare": _optional(lambda value: isinstance(value, list) and all(map(_is_count, value))),
+    "config": _optional(lambda value: isinstance(value, dict)),
+    "course": _optional(lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_whole, value))),
     "parameters": _are_shapes, "files": _are_digests,
-    "virtual_seconds": lambda value: value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf)}
+    "virtual_seconds": _optional(lambda value: isinstance(value, (int, float)) and 0 <= value < math.inf)}
 """The keys that are read of a manifest, each with a check of its value."""
 
 
@@ -168,15 +175,26 @@ def _shape(entry: Optional[Dict[str, Any]]) -> str:
     return "none" if entry is None else f"{'x'.join(map(str, entry['shape']))} {entry['dtype']}"
 
 
-def _few(lines: List[str], most: int = 5) -> str:
-    more = f" and {len(lines) - most} more" if len(lines) > most else ""
-    return "; ".join(lines[:most]) + more
+def _few(lines: List[str]) -> str:
+    more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
+    return "; ".join(lines[:5]) + more
 
 
 def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
     """From here on the checkpoint counts."""
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint's files, the manifest before the others and for good, so that half a folder never counts.
+    The folder goes, too, if nothing else is in it."""
+    remove_for_good(folder / MANIFEST)
+    with contextlib.suppress(OSError):  # other workers may be at it, too
+        for name in filter(FILES.fullmatch, os.listdir(folder)):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(folder / name)
+        folder.rmdir()
 
 
 def is_whole(manifest: Mapping[str, Any]) -> bool:

@@ -19,9 +19,9 @@ from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
 from kvstore.job.aside import BackgroundThread
 from odsgd.launch.hosts.ssh import ssh
-from odsgd.training.checkpoint import disk
-from odsgd.training.checkpoint.disk import flush_folder, remove_folder, remove_for_good, replacing
-from odsgd.training.checkpoint.manifests import FILES
+from odsgd.training.checkpoint import disk, manifests
+from odsgd.training.checkpoint.disk import flush_folder, remove_for_good, replacing
+from odsgd.training.checkpoint.manifests import FILES, MANIFEST
 
 COPIED_WITHIN_S = 1800.0
 """One file; a host that has gone is noticed by ssh after 45 s."""
@@ -78,13 +78,13 @@ class CheckpointMirror:
         """A line for each path FOLDER/* followed by `rest`."""
         return "\n".join(map(str, Path(self._folder).glob(f"*{rest}")))
 
-    def remove_file(self, iteration: int, name: str) -> None:
-        """Remove a file of a checkpoint for good, if it is there."""
-        remove_for_good(Path(self._folder) / str(iteration) / name)
+    def uncount(self, iteration: int) -> None:
+        """Remove a checkpoint's manifest for good, if it is there."""
+        remove_for_good(Path(self._folder) / str(iteration) / MANIFEST)
 
-    def remove(self, iteration: int, first: str) -> None:
-        """Remove a checkpoint's files, this one before the others, and its folder, if nothing else is in it."""
-        remove_folder(Path(self._folder) / str(iteration), first, FILES)
+    def remove(self, iteration: int) -> None:
+        """Remove a checkpoint's files, the manifest before the others, and its folder, if nothing else is in it."""
+        manifests.remove(Path(self._folder) / str(iteration))
 
 
 class RemoteMirror(CheckpointMirror):
@@ -116,14 +116,14 @@ class RemoteMirror(CheckpointMirror):
     def _paths(self, rest: str) -> str:
         return self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
 
-    def remove_file(self, iteration: int, name: str) -> None:
-        folder, file = self._path(iteration), self._path(iteration, name)
-        self._run(f"test ! -d {folder} || {{ rm -f {file} && sync {folder}; }}")
+    def uncount(self, iteration: int) -> None:
+        folder, manifest = self._path(iteration), self._path(iteration, MANIFEST)
+        self._run(f"test ! -d {folder} || {{ rm -f {manifest} && sync {folder}; }}")
 
-    def remove(self, iteration: int, first: str) -> None:
-        folder, file = self._path(iteration), self._path(iteration, first)
-        there = self._run(f"test ! -d {folder} || {{ rm -f {file} && sync {folder} && ls {folder}; }}").splitlines()
-        names = " ".join([first, *filter(FILES.fullmatch, there)])
+    def remove(self, iteration: int) -> None:
+        folder, manifest = self._path(iteration), self._path(iteration, MANIFEST)
+        there = self._run(f"test ! -d {folder} || {{ rm -f {manifest} && sync {folder} && ls {folder}; }}").splitlines()
+        names = " ".join([MANIFEST, *filter(FILES.fullmatch, there)])
         self._run(f"test ! -d {folder} || (cd {folder} && rm -f {names}) && (rmdir {folder} 2>/dev/null || true)")
 
     def _path(self, iteration: int, name: str = "") -> str:

@@ -1,6 +1,6 @@
 """What a worker trains and evaluates on: batches on its devices, a fair share of every epoch.
 
-    for xs, ys in load(config, worker_rank, num_workers).train(epoch, start=0):
+    for xs, ys in load(config, worker_rank, num_workers, contexts).train(epoch, start=0):
         ...                     # lists, one NDArray for each device of the worker; of NumPy where the device is None
 
 docs/reference/data.md says how an epoch is divided. A resumed run asks for `train(epoch, start=i)` and gets the same
@@ -20,17 +20,13 @@ PAD = 4
 """Pixels that augmentation may shift an image by."""
 
 
-def load(config: TrainConfig, worker_rank: int, num_workers: int, arrays: Optional[datasets.Arrays] = None,
-         contexts: Sequence[Any] = ()) -> Any:
+def load(config: TrainConfig, worker_rank: int, num_workers: int, contexts: Sequence[Any],
+         arrays: Optional[datasets.Arrays] = None) -> Any:
     """The data of one worker; ConfigError for a file that is missing or damaged, or too few examples for everyone.
 
-    The result has `num_examples`, `batches_per_epoch`, `train(epoch, start=0, offset=0)` and `test()`. `arrays`: what
-    `in_memory` has read, where several workers of a process have it in common. `contexts`: the devices, if they are not
-    those of MXNet that the configuration names.
+    The result has `num_examples`, `batches_per_epoch`, `train(epoch, start=0, offset=0)` and `test()`. `contexts`:
+    the devices. `arrays`: what `in_memory` has read, where several workers of a process have it in common.
     """
-    if not contexts:
-        from odsgd.training import devices  # it has MXNet
-        contexts = devices.contexts(config)
     arrays = arrays or in_memory(config)
     if arrays is None:
         from odsgd.training.data.records import RecordData  # its reader is MXNet's

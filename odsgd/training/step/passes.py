@@ -1,12 +1,20 @@
-"""What computes an iteration: the network, perhaps with bars on a timeline, or an accelerator that only takes time."""
+"""What computes an iteration: the network, perhaps with bars on a timeline, or an accelerator that only takes time.
+
+In half precision (``--dtype float16``) are weights, gradients, and what the network computes with them. The store has
+the same weights in single precision, and updates those. Gradients are divided by loss scale and batch size in single
+precision, too. The loss is computed in it, since its sum over the classes needs the range.
+"""
+import contextlib
+import importlib
 from typing import Any, List, Sequence, Tuple
 
 from kvstore.engine._mxnet import mx
 from kvstore.tracing import recorder
-from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
-from odsgd.training.step import half
+from odsgd.config.train_options import Compute
 from odsgd.training.step.emulated import Emulated
+
+amp: Any = importlib.import_module(f"{mx.__name__}.contrib.amp")
 
 
 class BatchResult(mx.gluon.HybridBlock):
@@ -23,9 +31,10 @@ class NetworkPasses:
     warnings: Sequence[str] = ()
 
     def __init__(self, config: TrainConfig, net: Any, trainer: Any) -> None:
-        self._net, self._trainer, self._half = net, trainer, config.dtype == half.FLOAT16
-        if self._half:
-            half.scale_by_itself(trainer)
+        self._net, self._trainer, self._half = net, trainer, config.dtype == "float16"
+        if self._half:  # a dynamic loss scale, as `amp.init_trainer` makes it
+            trainer._amp_original_scale = trainer._scale
+            trainer._amp_loss_scaler = amp.loss_scaler.LossScaler()
         self.loss, self._result = mx.gluon.loss.SoftmaxCrossEntropyLoss(), BatchResult()
         for block in (self.loss, self._result):
             block.hybridize(config.hybridize)
@@ -40,12 +49,13 @@ class NetworkPasses:
         with mx.autograd.record():
             outputs = [self._forward(x) for x in xs]
             losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
-            with half.scaled(losses, self._trainer) as scaled:
+            with amp.scale_loss(losses, self._trainer) if self._half else contextlib.nullcontext(losses) as scaled:
                 mx.autograd.backward(scaled)
         return outputs, losses
 
     def _forward(self, x: Any) -> Any:
-        return half.outputs(self._net, x) if self._half else self._net(x)
+        """What the network makes of single precision, in single precision."""
+        return self._net(x.astype("float16")).astype("float32") if self._half else self._net(x)
 
     def test(self, xs: List[Any], ys: List[Any]) -> List[Any]:
         """Queue only the forward pass; the same results."""

@@ -5,7 +5,6 @@ cores (`odsgd.training.cli` says so before MXNet is imported).
 """
 import os
 from pathlib import Path
-from typing import Optional
 
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.job.aside import guarded
@@ -13,9 +12,9 @@ from kvstore.messages.seam import Transport
 from kvstore.tracing import recorder
 from odsgd import timeline
 from odsgd.config.train import TrainConfig
+from odsgd.training import models
 from odsgd.training.data import data
 from odsgd.training.loop import Training, give_up
-from odsgd.training.models import models
 from odsgd.virtual.transport import VirtualStage
 
 COPIES = 9
@@ -52,15 +51,12 @@ def _check_memory(config: TrainConfig, workers: int) -> None:
     """ConfigError if the workers' models would not fit."""
     floats = sum(parameter.data().size for parameter in models.create(config).collect_params().values())
     needed, there = workers * (4 * COPIES * floats + THREAD_NBYTES), _available_nbytes()
-    if there is not None and needed > there:
+    if needed > there:
         raise ConfigError(f"{workers} workers of a model with {floats} parameters need about {needed / 1e9:.1f} GB of "
                           f"memory, and {there / 1e9:.1f} GB are free; take fewer workers or a smaller model")
 
 
-def _available_nbytes() -> Optional[float]:
-    """Memory that is free; None if the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next(1024.0 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
+def _available_nbytes() -> float:
+    """Memory that is free."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

@@ -135,7 +135,7 @@ class Run:
         folder, files = root / str(iteration), {}
         if folder.is_dir():
             self.disk.remove_for_good(folder / self.manifests.MANIFEST)
-            second.remove_file(iteration, self.manifests.MANIFEST)
+            second.uncount(iteration)
         self.disk.make_folder(folder)
         for name in ("worker-0.npz", self.manifests.WEIGHTS, self.manifests.SERVERS):
             with self.disk.replacing(folder / name) as temporary, disk.builtin_open(temporary, "wb") as file:

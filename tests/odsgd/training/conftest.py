@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
+from odsgd.training import models
 from odsgd.training.data import datasets
-from odsgd.training.models import models
 
 
 def write(path: Path, content: bytes, packed: bool = False) -> Path:

@@ -11,8 +11,8 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.job.pulse import pulse
 from odsgd.config.train import TrainConfig
-from odsgd.training.data import datasets
-from odsgd.training.data.data import load
+from odsgd.training import devices
+from odsgd.training.data import data, datasets
 
 REAL = Path(os.environ.get("ODSGD_TEST_DATA", "/nonexistent"))
 
@@ -127,7 +127,7 @@ def record_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def imagenet(folder: Path, worker_rank: int = 0, num_workers: int = 1, **options: Any) -> Any:
     config = TrainConfig(**{**dict(dataset="imagenet", data_dir=str(folder), image_shape="3,16,16", num_classes=41,
                                    batch_size=4, data_threads=1), **options})
-    return load(config, worker_rank, num_workers)
+    return data.load(config, worker_rank, num_workers, devices.contexts(config))
 
 
 def labels(batches: Any) -> List[List[int]]:

@@ -6,7 +6,7 @@ import re
 import shutil
 import types
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional
 
 import numpy as np
 import pytest
@@ -16,11 +16,9 @@ from kvstore.errors import EXIT_USAGE, ConfigError, DivergedError, ProtocolError
 from kvstore.fronts.gluon.store import Store
 from kvstore.transports.in_process import Stage
 from odsgd.config.train import TrainConfig
-from odsgd.training import loop, metrics, randomness
+from odsgd.training import loop, metrics
 from odsgd.training.checkpoint import resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter, UnfinishedCheckpoint
-from odsgd.training.measurements import Measurements
-from odsgd.training.models import models
 from odsgd.training.run_log import RunLog
 from odsgd.training.schedule import Schedule
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
@@ -78,7 +76,8 @@ def test_what_a_sample_of_waiting_stands_for_beyond_an_interval_counts_in_the_ne
     store: Any = types.SimpleNamespace(waited_s=0.0, iteration=0, num_workers=1, session=types.SimpleNamespace(
         transport=None, left_out=0))
     config = tiny(tmp_path)
-    measured = Measurements(config, Schedule(config, 100, 1), store, types.SimpleNamespace(_amp_loss_scaler=None))
+    trainer = types.SimpleNamespace(_amp_loss_scaler=None)
+    measured = metrics.Measurements(config, Schedule(config, 100, 1), store, trainer)
     measured.begin_epoch()
     told = []
     for sampled_s in (0.02, 0, 0, 0, 1000, 0, 0, 0, 0, 0, 0, 0):  # the last one is of a worker that stood still
@@ -488,38 +487,3 @@ def test_a_run_with_frozen_layers_resumes_to_the_same_bits_without_the_file_of_i
     file.unlink()
     train_together([dataclasses.replace(parts, resume=True, weights=None)] * 2)
     assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
-
-
-nn = mx.gluon.nn
-
-
-@pytest.mark.parametrize("layer, random", [(nn.Dropout(0.5), True), (nn.Dropout(0), False), (nn.BatchNorm(), False),
-                                           (nn.Lambda(lambda x: mx.nd.Dropout(x, mode="always")), True),
-                                           (nn.HybridLambda(lambda F, x: x + F.random.normal(shape=(2, 2))), True),
-                                           (nn.HybridLambda(lambda F, x: F.LeakyReLU(x, act_type="rrelu")), True)])
-def test_networks_that_draw_are_told_from_those_that_do_not(layer: Any, random: bool) -> None:
-    net = nn.HybridSequential() if isinstance(layer, mx.gluon.HybridBlock) else nn.Sequential()
-    net.add(nn.Dense(2), layer)
-    assert randomness.draws(net) is random
-
-
-@pytest.mark.parametrize("model, random", [("mlp", False), ("resnet18_v2", False), ("squeezenet1.0", True),
-                                           ("cifar_resnet20_v1", False)])
-def test_models_of_the_zoos(model: str, random: bool) -> None:
-    assert randomness.draws(models._network(TrainConfig(model=model))) is random
-
-
-def draw() -> Tuple[float, ...]:
-    return tuple(mx.nd.Dropout(mx.nd.ones(64), mode="always").asnumpy())
-
-
-def drawn(seed: int, iteration: int, worker_rank: int) -> Tuple[float, ...]:
-    randomness.seed_iteration(seed, iteration, worker_rank)
-    return draw()
-
-
-def test_draws_follow_from_seed_iteration_and_rank() -> None:
-    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 11, 1), (0, 1, 11)]
-    first = [drawn(*place) for place in places]
-    draw()
-    assert [drawn(*place) for place in places] == first and len(set(first)) == len(places)

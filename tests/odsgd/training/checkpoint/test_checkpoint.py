@@ -220,6 +220,16 @@ def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: st
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize("key, value", [("course", ["1", 0, 0]), ("course", [1, 0]), ("since", "1"), ("num_workers", 0),
+                                        ("untold", {"epoch": 1})])
+def test_a_manifest_with_something_else_in_it_is_one_line(tmp_path: Path, trained: Trained, key: str,
+                                                          value: object) -> None:
+    folder = save(tmp_path, trained)
+    manifests.write_manifest(folder, {**manifests.read_manifest(folder), key: value})
+    with pytest.raises(manifests.DamagedError, match=f"`{key}` is not what a manifest has there; remove `{folder}`"):
+        manifests.read_manifest(folder)
+
+
 @pytest.mark.parametrize("schema, writer, remedy", [
     (99, "0.9.1", "Resume it with odsgd 0.9.1, or begin a new run with another --out"),
     (3, "0.3.0", "reads schema 4. Begin a new run with another --out")])  # 0.3.0 was never released

@@ -40,7 +40,7 @@ def test_files_go_there_and_come_back_and_old_ones_go(place: str, tmp_path: Path
         file.write_text(f"number {iteration}")
         second.put(file, iteration)
     assert second.holds("manifest.json") == [8, 20, 100] and second.holds("other") == []
-    second.remove(8, first="manifest.json")
+    second.remove(8)
     assert second.holds("manifest.json") == [20, 100] and not (tmp_path / "it's there" / "8").exists()
     second.get(20, "manifest.json", tmp_path / "back")
     assert (tmp_path / "back").read_text() == "number 20"
@@ -53,7 +53,7 @@ def test_files_there_that_are_not_a_checkpoints_stay(place: str, tmp_path: Path)
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         (there / name).touch()
     for iteration in (1, 2, 3):
-        second.remove(iteration, first="manifest.json")
+        second.remove(iteration)
     assert sorted(path.name for path in there.rglob("*")) == ["1", "my worker-0.npz", "thesis.tex"]
 
 
@@ -123,13 +123,13 @@ def test_no_worker_copies_where_an_earlier_one_of_this_number_is_not_removed(tmp
     there, go = tmp_path / "there", threading.Event()
 
     class Obstinate(CheckpointMirror):
-        def remove(self, iteration: int, first: str) -> None:
+        def remove(self, iteration: int) -> None:
             self.wait()
-            super().remove(iteration, first)
+            super().remove(iteration)
 
-        def remove_file(self, iteration: int, name: str) -> None:
+        def uncount(self, iteration: int) -> None:
             self.wait()
-            super().remove_file(iteration, name)
+            super().uncount(iteration)
 
         def wait(self) -> None:
             if why == "ssh ended":

@@ -9,9 +9,14 @@ from kvstore.errors import ConfigError
 from odsgd.config.train import TrainConfig
 from odsgd.training import devices
 from odsgd.training.data import data, datasets
-from odsgd.training.data.data import Shards, in_memory, load, random_bits, shift_and_mirror
+from odsgd.training.data.data import Shards, in_memory, random_bits, shift_and_mirror
 
 AWKWARD = [(1797, 4, 32), (1000, 3, 7), (12, 3, 4), (13, 3, 4), (101, 1, 100), (50, 7, 7)]
+
+
+def load(config: TrainConfig, worker_rank: int, num_workers: int) -> Any:
+    """The data of one worker on the devices that the configuration names."""
+    return data.load(config, worker_rank, num_workers, devices.contexts(config))
 
 
 def everyone(shards: Shards, epoch: int) -> List[List[np.ndarray]]:

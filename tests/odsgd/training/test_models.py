@@ -10,11 +10,10 @@ import pytest
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from odsgd.config import names
 from odsgd.config.train import TrainConfig
-from odsgd.training import randomness
-from odsgd.training.models import models
-from odsgd.training.models.networks import PAPERS
+from odsgd.config.train_options import GLUON_MODELS, GLUONCV_MODELS, PAPERS_MODELS
+from odsgd.training import models, randomness
+from odsgd.training.models import PAPERS
 
 pytestmark = pytest.mark.usefixtures("gives_memory_back")
 
@@ -190,7 +189,7 @@ def test_a_missing_gluoncv_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gluoncv_is_imported_only_for_its_own_models() -> None:
-    code = ("from odsgd.config.train import TrainConfig; from odsgd.training.models import models;"
+    code = ("from odsgd.config.train import TrainConfig; from odsgd.training import models;"
             "models.create(TrainConfig(model='mlp')); import sys; sys.exit('gluoncv' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
@@ -198,10 +197,10 @@ def test_gluoncv_is_imported_only_for_its_own_models() -> None:
 # --- names known without importing anything ---------------------------------------------------------------------------
 
 def test_the_papers_networks_are_those_listed() -> None:
-    assert tuple(PAPERS) == names.PAPERS_MODELS
+    assert tuple(PAPERS) == PAPERS_MODELS
 
 
-@pytest.mark.parametrize("name", names.GLUON_MODELS)
+@pytest.mark.parametrize("name", GLUON_MODELS)
 def test_gluon_has_every_model_listed(name: str) -> None:
     assert f"'{name}'" in inspect.getsource(mx.gluon.model_zoo.vision.get_model)
 
@@ -209,4 +208,41 @@ def test_gluon_has_every_model_listed(name: str) -> None:
 def test_gluoncv_has_every_model_listed() -> None:
     with models._without_torch():
         from gluoncv.model_zoo import model_zoo
-    assert not set(names.GLUONCV_MODELS) - set(model_zoo._models)
+    assert not set(GLUONCV_MODELS) - set(model_zoo._models)
+
+
+# --- networks that draw random numbers --------------------------------------------------------------------------------
+
+nn = mx.gluon.nn
+
+
+@pytest.mark.parametrize("layer, random", [(nn.Dropout(0.5), True), (nn.Dropout(0), False), (nn.BatchNorm(), False),
+                                           (nn.Lambda(lambda x: mx.nd.Dropout(x, mode="always")), True),
+                                           (nn.HybridLambda(lambda F, x: x + F.random.normal(shape=(2, 2))), True),
+                                           (nn.HybridLambda(lambda F, x: F.LeakyReLU(x, act_type="rrelu")), True)])
+def test_networks_that_draw_are_told_from_those_that_do_not(layer: Any, random: bool) -> None:
+    net = nn.HybridSequential() if isinstance(layer, mx.gluon.HybridBlock) else nn.Sequential()
+    net.add(nn.Dense(2), layer)
+    assert randomness.draws(net) is random
+
+
+@pytest.mark.parametrize("model, random", [("mlp", False), ("resnet18_v2", False), ("squeezenet1.0", True),
+                                           ("cifar_resnet20_v1", False)])
+def test_models_of_the_zoos(model: str, random: bool) -> None:
+    assert randomness.draws(models._network(TrainConfig(model=model))) is random
+
+
+def draw() -> Tuple[float, ...]:
+    return tuple(mx.nd.Dropout(mx.nd.ones(64), mode="always").asnumpy())
+
+
+def drawn(seed: int, iteration: int, worker_rank: int) -> Tuple[float, ...]:
+    randomness.seed_iteration(seed, iteration, worker_rank)
+    return draw()
+
+
+def test_draws_follow_from_seed_iteration_and_rank() -> None:
+    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 11, 1), (0, 1, 11)]
+    first = [drawn(*place) for place in places]
+    draw()
+    assert [drawn(*place) for place in places] == first and len(set(first)) == len(places)
