@@ -153,6 +153,9 @@ class Shard:
         """Carry out a worker's command."""
         commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import,
                                                     "rest": self._rest}
+        if name not in commands:
+            raise ProtocolError(f"server {self.server_rank} got command `{name}`, which this version does not know; "
+                                "all processes of a job must run the same version of odsgd")
         commands[name](**payload)
 
     # -- rounds ----------------------------------------------------------------------------------------------
