@@ -18,9 +18,7 @@ from odsgd.launch.plan import Job, Plan, Process
 ANSWERED_WITHIN_S = 30.0
 """How long a caller may take to prove that it is an agent. Its machine may be busy; nothing waits for it."""
 MOST_STRANGERS, UNDISTURBED_S = 64, 2.0
-"""Most unproven connections beside the expected agents'. If there are more, those of this age are closed."""
-AGAIN_S = 0.5
-"""How long the port stays shut after too many files were open, so that the loop can do other things."""
+"""Most unproven connections beside the expected agents'. If there are so many, those of this age are closed."""
 BACKLOG = 1024
 
 
@@ -42,44 +40,29 @@ class AgentListener:
                               ) from None
         self.socket.setblocking(False)
         self._unproven: List[handshake.UnprovenConnection] = []
-        self._full, self._again_at = False, 0.0
 
     def serve(self, selector: selectors.BaseSelector, arrived: Callable[[AgentConnection], object]) -> None:
         """Become a part of the loop over `selector`; call `arrived` with each agent that has proved itself."""
         self._selector, self._arrived = selector, arrived
-        selector.register(self.socket, selectors.EVENT_READ, self._accept)
 
     def tick(self) -> None:
-        """Turn away callers that have been silent for too long, and let others in when there is room again."""
-        within_s = UNDISTURBED_S if self._full else ANSWERED_WITHIN_S
+        """Take the callers for whom there is room, and turn away those that have been silent for too long."""
+        within_s = ANSWERED_WITHIN_S if self._accept() else UNDISTURBED_S
         for unproven in self._unproven[:]:
             if time.monotonic() - unproven.since > within_s:
                 self._take(unproven).close()
-        if self._full and len(self._unproven) < self._room() and time.monotonic() >= self._again_at:
-            self._full = False
-            self._selector.register(self.socket, selectors.EVENT_READ, self._accept)
 
-    def _room(self) -> int:
-        return MOST_STRANGERS + len(self.waiting)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self.socket.accept()
-        except OSError as error:  # else it has gone again
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._again_at = time.monotonic() + AGAIN_S
-                self._fill()
-            return
-        unproven = handshake.UnprovenConnection(connection, self.secret)
-        self._unproven.append(unproven)
-        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, unproven))
-        if len(self._unproven) >= self._room():
-            self._fill()
-
-    def _fill(self) -> None:
-        """Let nobody else in for now."""
-        self._full = True
-        self._selector.unregister(self.socket)
+    def _accept(self) -> bool:
+        """Take callers until nobody else calls; false if there is no room for more, or no file."""
+        while len(self._unproven) < MOST_STRANGERS + len(self.waiting):
+            try:
+                connection, _ = self.socket.accept()
+            except OSError as error:  # else nobody calls, or the caller has gone again
+                return error.errno not in (errno.EMFILE, errno.ENFILE)
+            unproven = handshake.UnprovenConnection(connection, self.secret)
+            self._unproven.append(unproven)
+            self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, unproven))
+        return False
 
     def _heard(self, unproven: handshake.UnprovenConnection) -> None:
         try:
