@@ -80,17 +80,10 @@ class Stop(Message):
 
 
 @dataclass(frozen=True)
-class WorkersLost(Message):
-    """The job goes on without these workers; each gets a line in the ODSGD_LOST file."""
+class WorkersChanged(Message):
+    """Lines for the ODSGD_LOST file: the rank of a lost worker, or `+` and the rank of one that joined in its place."""
 
-    ranks: List[int]
-
-
-@dataclass(frozen=True)
-class WorkerJoined(Message):
-    """A worker has joined in the place of a lost one, and gets a line with a plus sign there."""
-
-    rank: int
+    lines: List[str]
 
 
 @dataclass(frozen=True)

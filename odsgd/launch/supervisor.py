@@ -21,10 +21,9 @@ from odsgd.launch.hosts.check import MissingHosts, check_hosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
-from odsgd.launch.policy import places
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge, Verdict
-from odsgd.launch.policy.restarts import Attempt, Membership, decide
+from odsgd.launch.policy.membership import Attempt, Membership, decide, empty_places, next_place, why_closed
 from odsgd.launch.view import overview
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.overview import Overview
@@ -133,7 +132,8 @@ class Supervisor:
     def __init__(self, job: Job, plan: Plan, console: Console, status_file: StatusFile,
                  missing_hosts: MissingHosts) -> None:
         self.job, self.plan, self.console = job, plan, console
-        self.agents = Agents(job, plan, self._heard, self._host_lost, console.line)
+        self.agents = Agents(job, plan, self._heard, lambda *lost: self.judge.host_lost(*lost, time.monotonic()),
+                             console.line)
         self.mpi_requests: Deque[messages.MpiRequest] = collections.deque()
         self.mpi_asked = False
         self.pmi_table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
@@ -153,7 +153,7 @@ class Supervisor:
         self._handlers: Dict[Type[Message], Callable[[AgentConnection, Any, float], object]] = {
             messages.Hello: self._greeted,
             messages.Beats: self._beats,
-            messages.Pong: self._answered,
+            messages.Pong: lambda agent, pong, now: self.judge.liveness.answered(agent.names, pong.at),
             messages.AgentSignalled: self._agent_signalled,
             messages.Ended: lambda agent, message, now: self.agents.ended(agent),
             messages.Noise: lambda agent, noise, now: self.agents.show(agent.host, noise.text, "stdout"),
@@ -174,7 +174,7 @@ class Supervisor:
             try:
                 self.agents.open()
                 if self.plan.spare:
-                    self.agents.tell(messages.WorkersLost([process.rank for process in self.plan.spare]))
+                    self.agents.tell(messages.WorkersChanged([f"{process.rank}" for process in self.plan.spare]))
                 verdict = self._fail_without_store(self._wait())
                 self.failed_at = time.monotonic()
                 self.blocking = self.judge.blocking_startup()  # before those end that we end
@@ -235,11 +235,11 @@ class Supervisor:
         for line in self.judge.liveness.take_warnings():
             self.console.say(f"warning: {line}")
         for lost in news.lost:
-            self.agents.tell(messages.WorkersLost(lost.ranks))
+            self.agents.tell(messages.WorkersChanged([f"{rank}" for rank in lost.ranks]))
             self.console.say(lost.message)
             self.shown_at = 0.0  # its place is empty for `odsgd join` from this line on
         for rank in news.joined:
-            self.agents.tell(messages.WorkerJoined(rank))
+            self.agents.tell(messages.WorkersChanged([f"+{rank}"]))
             self.console.say(f"worker {rank} has joined")
 
     def _fail_without_store(self, verdict: Verdict) -> Verdict:
@@ -281,7 +281,7 @@ class Supervisor:
         if now - self.shown_at < SHOW_EVERY_S:
             return
         self.shown_at = now
-        closed = places.why_closed(self.job.closed, self.plan, self.judge)
+        closed = why_closed(self.job.closed, self.plan, self.judge)
         request = self.status_file.take_request()
         if request and not closed:
             self._let_join(request, now)
@@ -300,7 +300,7 @@ class Supervisor:
 
     def _let_join(self, request: str, now: float) -> None:
         """Start a worker in an empty place, by an agent of its own."""
-        process = places.next_empty(self.plan, self.judge)
+        process = next_place(self.plan, self.judge)
         assert process is not None
         self.joiners[request] = process.name, process.host.address
         process.env.update(ODSGD_JOINED=str(len(self.joiners)), ODSGD_JOINED_AT=str(self.judge.liveness.farthest))
@@ -314,8 +314,8 @@ class Supervisor:
         except ConfigError as error:
             self.judge.unstartable(process.name, str(error), now)
         else:
-            empty = [one.rank for one in places.all_empty(self.plan, self.judge)]
-            self.agents.tell(messages.WorkersLost(empty), process.name)
+            empty = [f"{one.rank}" for one in empty_places(self.plan, self.judge)]
+            self.agents.tell(messages.WorkersChanged(empty), process.name)
 
     def _guarded(self, what: str) -> ContextManager[None]:
         """For what only observes the job: its errors are shown, and do no harm."""
@@ -344,9 +344,6 @@ class Supervisor:
         if type(message) in self._handlers and not stranger:
             self._handlers[type(message)](agent, message, now)
 
-    def _host_lost(self, host: str, names: List[str], why: str, last_lines: List[str]) -> None:
-        self.judge.host_lost(host, names, why, last_lines, time.monotonic())
-
     def _greeted(self, agent: AgentConnection, hello: messages.Hello, now: float) -> None:
         agent.greeted = True
         if agent.starter is None:  # mpirun or Kubernetes has chosen the host, and only now we know it
@@ -360,9 +357,6 @@ class Supervisor:
         self.judge.liveness.beats(beats, now)
         with self._guarded("the overview"):
             self.overview.beats(beats, now)
-
-    def _answered(self, agent: AgentConnection, pong: messages.Pong, now: float) -> None:
-        self.judge.liveness.answered(agent.names, pong.at)
 
     def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
         if not self.agents.ending:

@@ -62,8 +62,7 @@ class Agent:
             messages.Ping: self._pinged,
             messages.EndHung: self._end_hung,
             messages.MpiAnswer: self._answer_mpi,
-            messages.WorkersLost: lambda lost: self._note_of_workers([f"{rank}" for rank in lost.ranks]),
-            messages.WorkerJoined: lambda joined: self._note_of_workers([f"+{joined.rank}"]),
+            messages.WorkersChanged: lambda changed: self._note_of_workers(changed.lines),
             messages.AllMet: self._all_have_met,
             messages.OpenRemoteSockets: self._tell_tunnel}
 
@@ -169,20 +168,16 @@ class Agent:
 
     def _forward_report(self, child: Child, text: str) -> None:
         report = _read_report(text)
-        if report is None:
-            self._warn_unreadable(child, text)
+        if report is None:  # two writers have mixed a line, or a kill has cut it off; the next line is whole again
+            if not child.garbled:
+                self.channel.send(messages.HostWarning(
+                    f"a report of {child.name} cannot be read and is lost: {shown(text)}"))
+            child.garbled = True
         elif report.get("event") == "beat":
             child.beat, child.beat_at = report, time.monotonic()
         elif report:
             child.connecting = report.get("event") == "connecting"
             self.channel.send(messages.Report(child.name, report))
-
-    def _warn_unreadable(self, child: Child, text: str) -> None:
-        """Two writers have mixed a line, or a kill has cut it off. The next line is whole again."""
-        if not child.garbled:
-            child.garbled = True
-            self.channel.send(messages.HostWarning(
-                f"a report of {child.name} cannot be read and is lost: {shown(text)}"))
 
     def _read_tunnel(self) -> None:
         assert self.tunnel

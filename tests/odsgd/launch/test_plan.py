@@ -15,7 +15,7 @@ from odsgd.launch.messages import Channel, RemoteSocket
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, place, scrubbed
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge
-from odsgd.launch.policy.places import next_empty, why_closed
+from odsgd.launch.policy.membership import next_place, why_closed
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -242,7 +242,7 @@ def test_spare_workers_are_planned_and_not_started_and_the_place_lost_longest_ag
     judge.tick(0.0)
     taken = []
     while not why_closed("", plan, judge):
-        process = next_empty(plan, judge)
+        process = next_place(plan, judge)
         assert process is not None
         taken.append(process.name)
         judge.joins(Member(process.name, process.role, "host"), 1.0)
@@ -259,5 +259,5 @@ def test_spare_workers_are_planned_and_not_started_and_the_place_lost_longest_ag
         over.exited(member.name, 0, 1.0)
     assert why_closed("", plan, over) == "its workers have finished"
     for expected in (plan.spare[0], plan.workers[1]):
-        assert next_empty(plan, judge) == expected
+        assert next_place(plan, judge) == expected
         judge.joins(Member(expected.name, "worker", "host"), 30.0)
