@@ -132,8 +132,8 @@ class Supervisor:
     def __init__(self, job: Job, plan: Plan, console: Console, status_file: StatusFile,
                  missing_hosts: MissingHosts) -> None:
         self.job, self.plan, self.console = job, plan, console
-        self.agents = Agents(job, plan, self._heard, lambda *lost: self.judge.host_lost(*lost, time.monotonic()),
-                             console.line)
+        self.agents = Agents(job, plan, self._heard, lambda host, names, why, last_lines: self.judge.host_lost(
+            host, names, why, last_lines, time.monotonic()), console.line)
         self.mpi_requests: Deque[messages.MpiRequest] = collections.deque()
         self.mpi_asked = False
         self.pmi_table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
@@ -281,7 +281,7 @@ class Supervisor:
         if now - self.shown_at < SHOW_EVERY_S:
             return
         self.shown_at = now
-        closed = why_closed(self.job.closed, self.plan, self.judge)
+        closed = self.job.closed or why_closed(self.plan, self.judge)
         request = self.status_file.take_request()
         if request and not closed:
             self._let_join(request, now)
@@ -386,9 +386,12 @@ class Supervisor:
         self._answer_mpi()
 
     def _mpi_asks(self, agent: AgentConnection, request: messages.MpiRequest, now: float) -> None:
-        self.mpi_asked = True
-        self.mpi_requests.append(request)
-        self._answer_mpi()
+        self.mpi_asked, code = True, pmi.aborts(request.line)
+        if code is None:
+            self.mpi_requests.append(request)
+            self._answer_mpi()
+        else:
+            self.judge.mpi_aborted(request.process, code, now)
 
     def _answer_mpi(self) -> None:
         """Answer MPI's requests, when the sockets of other hosts are open: an answer lets it call other workers."""
@@ -396,16 +399,12 @@ class Supervisor:
             self._answer(self.mpi_requests.popleft())
 
     def _answer(self, request: messages.MpiRequest) -> None:
-        rank, code = self.judge.members[request.process].rank, pmi.aborts(request.line)
-        answers: Dict[int, Optional[str]] = {}
+        rank = self.judge.members[request.process].rank
         try:
-            if code is None:
-                answers.update(self.pmi_table.answer(rank, request.line))
-            else:
-                self.judge.mpi_aborted(request.process, code, time.monotonic())
+            answers: Dict[int, Optional[str]] = {**self.pmi_table.answer(rank, request.line)}
         except pmi.Refused as refused:
             self.console.say(f"{request.process}: its MPI asked for {refused}; it was cut off")
-            answers[rank] = None
+            answers = {rank: None}
         for rank, answer in answers.items():
             self.agents.tell(messages.MpiAnswer(f"worker {rank}", answer), f"worker {rank}")
 
@@ -434,7 +433,7 @@ class Supervisor:
 
     def _announce(self, verdict: Verdict) -> None:
         if verdict.by_signal:
-            self.console.hurry()
+            self.console.hurries = True
         with contextlib.suppress(BrokenPipeError):
             unsure = sorted({agent.host for agent in self.agents.all if agent.greeted and not agent.ended})
             if verdict.by_signal and not unsure:

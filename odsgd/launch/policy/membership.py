@@ -155,10 +155,8 @@ class Membership:
                         f"{listed(missing)}; batches are dealt anew")
 
 
-def why_closed(job_closed: str, plan: Plan, judge: Judge) -> str:
-    """Why nobody may join now, in words; empty if somebody may. `job_closed`: why never, if so."""
-    if job_closed:
-        return job_closed
+def why_closed(plan: Plan, judge: Judge) -> str:
+    """Why nobody may join now, in words; empty if somebody may."""
     if not judge.all_joined:
         return "it is still starting; join it once it trains"
     if judge.workers_ended_at is not None:
