@@ -313,8 +313,9 @@ class Agent:
             self.tunnel.channel.send(message)
 
     def _open_remote_sockets(self, message: messages.OpenRemoteSockets) -> None:
+        """Pass them on to the tunnel. If it is killed it leaves their files behind."""
         assert self.tunnel
-        self.files |= {remote.name for remote in message.sockets if os.path.isabs(remote.name)}  # a killed tunnel leaves them
+        self.files |= {remote.name for remote in message.sockets if os.path.isabs(remote.name)}
         self.tunnel.channel.send(message)
 
     def _check_channel(self) -> None:
