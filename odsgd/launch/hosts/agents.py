@@ -55,7 +55,6 @@ class Agents:
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher in LISTENERS:
             self._listener = LISTENERS[self.job.launcher](self.job, self.plan)
-            self._listener.serve(self._selector, self._arrived)
             if self._listener.starter:
                 self._watch_starter(self._listener.starter, self._listener.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
@@ -88,7 +87,10 @@ class Agents:
             if agent.joiner and not agent.channel.open:
                 self._forget_if_over(agent)
         if self._listener:
-            self._listener.tick()
+            for agent in self._listener.arrivals():
+                self.add(agent)
+                if self.ending:
+                    agent.channel.send(messages.Stop(0.0))
             self._check_starter(self._listener)
 
     def tell(self, message: Message, of: Optional[str] = None) -> None:
@@ -136,11 +138,6 @@ class Agents:
         for starter in starters:
             _close_pipes(starter)
         self._selector.close()
-
-    def _arrived(self, agent: AgentConnection) -> None:
-        self.add(agent)
-        if self.ending:
-            agent.channel.send(messages.Stop(0.0))
 
     def _read(self, agent: AgentConnection) -> None:
         said = agent.channel.receive()

@@ -1,12 +1,9 @@
 """The port at which agents call the launcher, where mpirun, srun or Kubernetes has started them."""
 import errno
-import functools
 import os
-import selectors
 import socket
 import subprocess
-import time
-from typing import Callable, List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
@@ -23,8 +20,11 @@ BACKLOG = 1024
 
 
 class AgentListener:
-    """The port. `expected`: the processes of each agent, by a label that says where it will be; the agent itself gives
-    its number there. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
+    """The port; the launcher's loop looks at it in each turn.
+
+    `expected`: the processes of each agent, by a label that says where it will be; the agent itself gives its number
+    there. Invariant: `waiting` has the numbers of the expected agents that have not come yet.
+    """
 
     def __init__(self, job: Job, expected: Mapping[str, List[Process]], secret: str, address: str, port: int = 0
                  ) -> None:
@@ -41,43 +41,32 @@ class AgentListener:
         self.socket.setblocking(False)
         self._unproven: List[handshake.UnprovenConnection] = []
 
-    def serve(self, selector: selectors.BaseSelector, arrived: Callable[[AgentConnection], object]) -> None:
-        """Become a part of the loop over `selector`; call `arrived` with each agent that has proved itself."""
-        self._selector, self._arrived = selector, arrived
-
-    def tick(self) -> None:
-        """Take the callers for whom there is room, and turn away those that have been silent for too long."""
+    def arrivals(self) -> List[AgentConnection]:
+        """The agents that have proved themselves since the last call; callers who cannot, or are silent, have to go."""
         within_s = ANSWERED_WITHIN_S if self._accept() else UNDISTURBED_S
-        for unproven in self._unproven[:]:
-            if time.monotonic() - unproven.since > within_s:
-                self._take(unproven).close()
+        arrived = []
+        callers, self._unproven = self._unproven, []
+        for caller in callers:
+            try:
+                agent = caller.heard(self.waiting, within_s)
+            except OSError:
+                caller.connection.close()
+                continue
+            if agent:
+                arrived.append(self._connected(caller.connection, *agent))
+            else:
+                self._unproven.append(caller)
+        return arrived
 
     def _accept(self) -> bool:
-        """Take callers until nobody else calls; false if there is no room for more, or no file."""
+        """Let callers in until nobody else calls; false if there is no room for more, or no file."""
         while len(self._unproven) < MOST_STRANGERS + len(self.waiting):
             try:
                 connection, _ = self.socket.accept()
             except OSError as error:  # else nobody calls, or the caller has gone again
                 return error.errno not in (errno.EMFILE, errno.ENFILE)
-            unproven = handshake.UnprovenConnection(connection, self.secret)
-            self._unproven.append(unproven)
-            self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, unproven))
+            self._unproven.append(handshake.UnprovenConnection(connection, self.secret))
         return False
-
-    def _heard(self, unproven: handshake.UnprovenConnection) -> None:
-        try:
-            agent = unproven.heard(self.waiting)
-        except OSError:
-            self._take(unproven).close()
-            return
-        if agent:
-            self._arrived(self._connected(self._take(unproven), *agent))
-
-    def _take(self, unproven: handshake.UnprovenConnection) -> socket.socket:
-        """Take a connection off the unproven ones; returns its socket."""
-        self._unproven.remove(unproven)
-        self._selector.unregister(unproven.connection)
-        return unproven.connection
 
     def take_missing(self) -> List[str]:
         """The processes of the agents that have not come; nobody waits for them any more."""
@@ -87,8 +76,8 @@ class AgentListener:
 
     def close(self) -> None:
         """Shut the port."""
-        for unproven in self._unproven:
-            unproven.connection.close()
+        for caller in self._unproven:
+            caller.connection.close()
         self.socket.close()
 
     def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:
