@@ -7,7 +7,7 @@ import functools
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Type, Union, get_type_hints
+from typing import Any, Dict, List, Optional, Union, get_type_hints
 
 from odsgd.launch.lines import CHUNK
 
@@ -235,11 +235,7 @@ class Exit(ProcessMessage):
     code: int
 
 
-def _kinds(kind: Type[Message]) -> List[Type[Message]]:
-    return [kind, *(one for child in kind.__subclasses__() for one in _kinds(child))]
-
-
-MESSAGES = {kind.__name__: kind for kind in _kinds(Message)}
+MESSAGES = {kind.__name__: kind for kind in (*Message.__subclasses__(), *ProcessMessage.__subclasses__())}
 
 
 def of_json(kind: Any, value: Any) -> Any:

@@ -154,7 +154,8 @@ class Supervisor:
             messages.Hello: self._greeted,
             messages.Beats: self._beats,
             messages.Pong: lambda agent, pong, now: self.judge.liveness.answered(agent.names, pong.at),
-            messages.AgentSignalled: self._agent_signalled,
+            messages.AgentSignalled: lambda agent, told, now: self.judge.agent_signalled(
+                agent.host, agent.names, told.signal, now),
             messages.Ended: lambda agent, message, now: self.agents.ended(agent),
             messages.Noise: lambda agent, noise, now: self.agents.show(agent.host, noise.text, "stdout"),
             messages.HostWarning: lambda agent, warning, now: console.say(
@@ -357,10 +358,6 @@ class Supervisor:
         self.judge.liveness.beats(beats, now)
         with self._guarded("the overview"):
             self.overview.beats(beats, now)
-
-    def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
-        if not self.agents.ending:
-            self.judge.agent_signalled(agent.host, agent.names, message.signal, now)
 
     def _show(self, agent: AgentConnection, output: messages.Output, now: float) -> None:
         if output.progress:

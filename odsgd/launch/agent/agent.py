@@ -165,8 +165,11 @@ class Agent:
                 self.channel.send(messages.Output(child.name, kind, text, progress))
 
     def _forward_report(self, child: Child, text: str) -> None:
-        report = _read_report(text)
-        if report is None:  # two writers have mixed a line, or a kill has cut it off; the next line is whole again
+        try:
+            report = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            report = None
+        if not isinstance(report, dict):  # two writers have mixed a line, or a kill has cut it off; the next is whole
             if not child.garbled:
                 self.channel.send(messages.HostWarning(
                     f"a report of {child.name} cannot be read and is lost: {shown(text)}"))
@@ -372,15 +375,6 @@ class Agent:
         self.selector.close()
         for fd in self.wakeup:
             os.close(fd)
-
-
-def _read_report(text: str) -> Optional[Dict[str, Any]]:
-    """One report; empty for an empty line, None for a line that is no report."""
-    try:
-        report = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return report if isinstance(report, dict) else None
 
 
 def _new_lost_file() -> str:

@@ -134,7 +134,7 @@ class Overview:
             after = bisect.bisect_right([one.at_s for one in its], at_s)
             before, then = its[max(after - 1, 0)], its[min(after, len(its) - 1)]
             share = (at_s - before.at_s) / (then.at_s - before.at_s) if then.at_s > before.at_s else 0.0
-            found[name] = round(before.progress + min(max(share, 0.0), 1.0) * (then.progress - before.progress))
+            found[name] = round(before.progress + share * (then.progress - before.progress))
         return found
 
     def table(self, hosts: Mapping[str, str]) -> List[Facts]:
