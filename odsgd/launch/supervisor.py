@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import time
-from typing import Any, Callable, ContextManager, Deque, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Type
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job.aside import guarded
@@ -287,12 +287,12 @@ class Supervisor:
         if request and not closed:
             self._let_join(request, now)
         status, text = {}, ""  # type: overview.Facts, str
-        with self._guarded("the status line"):
+        with guarded("the status line", self.console.say):
             status = self.overview.status(now)
             text = overview.line(status, self.console.columns) if status else ""
         starting = "" if status else self._starting_text(now)
         self.console.show_status(text or starting)
-        with self._guarded("the file for `odsgd watch`"):
+        with guarded("the file for `odsgd watch`", self.console.say):
             hosts = {name: member.host for name, member in self.judge.members.items() if member.code is None}
             self.status_file.write({
                 "job": os.getpid(), "command": shlex.join(self.job.command), "written_at": time.time(),
@@ -317,10 +317,6 @@ class Supervisor:
         else:
             empty = [f"{one.rank}" for one in empty_places(self.plan, self.judge)]
             self.agents.tell(messages.WorkersChanged(empty), process.name)
-
-    def _guarded(self, what: str) -> ContextManager[None]:
-        """For what only observes the job: its errors are shown, and do no harm."""
-        return guarded(what, self.console.say)
 
     def _starting_text(self, now: float) -> str:
         """What the job waits for before its first iteration; without a terminal it is printed from time to time."""
@@ -356,7 +352,7 @@ class Supervisor:
         names = agent.names
         beats = {name: beat for name, beat in message.beats.items() if name in names}
         self.judge.liveness.beats(beats, now)
-        with self._guarded("the overview"):
+        with guarded("the overview", self.console.say):
             self.overview.beats(beats, now)
 
     def _show(self, agent: AgentConnection, output: messages.Output, now: float) -> None:
@@ -368,7 +364,7 @@ class Supervisor:
 
     def _exited(self, agent: AgentConnection, message: messages.Exit, now: float) -> None:
         self.judge.exited(message.process, message.code, now)
-        with self._guarded("the overview"):
+        with guarded("the overview", self.console.say):
             self.overview.ended(message.process)
 
     def _tunnel_listens(self, agent: AgentConnection, message: messages.TunnelListens, now: float) -> None:

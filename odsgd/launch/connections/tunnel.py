@@ -291,11 +291,6 @@ class Flow:
                 count += received
         self.held, self.filled = self._room[:count], count == ROOM_NBYTES
 
-    @property
-    def over(self) -> bool:
-        """Whether all that ever came has been sent on."""
-        return self.ended and not self.held
-
 
 def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
     """Carry bytes both ways until one end is closed; all that it has sent is sent on before the other is closed.
@@ -311,7 +306,7 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
     while True:
         for flow in flows:
             flow.move()
-            if flow.over:
+            if flow.ended and not flow.held:  # all that ever came has been sent on
                 return
         # If there was no room left, OpenSSL may hold more bytes, which the kernel does not see.
         if not any(flow.filled and not flow.held for flow in flows):

@@ -3,6 +3,7 @@ import collections
 import contextlib
 import functools
 import selectors
+import signal
 import subprocess
 import time
 from typing import Callable, Deque, Dict, List, Optional, Sequence
@@ -109,14 +110,15 @@ class Agents:
     def stop(self, grace_s: float) -> None:
         """Have the agents end all processes."""
         self.ending = True
-        for agent in self.all:
-            agent.wake()
+        for agent in self.all:  # a stopped agent of this machine has to go on, so that it can end its processes
+            if agent.starter and agent.starter.poll() is None:
+                agent.starter.send_signal(signal.SIGCONT)
         self.tell(messages.Stop(grace_s))
 
     @property
     def occupied(self) -> bool:
         """Whether an agent may still have processes, and will say when they are gone."""
-        return any(agent.occupied for agent in self.all)
+        return any(agent.channel.open and agent.greeted and not agent.ended for agent in self.all)
 
     def ended(self, agent: AgentConnection) -> None:
         """The agent has said that nothing is left."""
