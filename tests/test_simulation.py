@@ -97,7 +97,7 @@ def test_a_push_is_in_the_weights_once_whoever_is_killed_late_or_cut_off() -> No
 
 
 POLICY, SUPERVISOR = "odsgd.launch.policy", "odsgd.launch.supervisor"
-JUDGE, LIVENESS, RESTARTS = (f"{POLICY}.{name}" for name in ("judge", "liveness", "restarts"))
+JUDGE, LIVENESS, MEMBERSHIP = (f"{POLICY}.{name}" for name in ("judge", "liveness", "membership"))
 
 
 @pytest.mark.parametrize("module, was, now, promise, kind", [
@@ -112,9 +112,9 @@ JUDGE, LIVENESS, RESTARTS = (f"{POLICY}.{name}" for name in ("judge", "liveness"
     (LIVENESS, "process.silent_s > times * self._limit_s", "process.silent_s > 3 * times * self._limit_s",
      "ends_what_stands_still", "stop"),
     (SUPERVISOR, "if self.signals_seen > signals_seen:", "if False:", "stops", "interrupt twice"),
-    (RESTARTS, "if wait_s > 0 and not set(missing)", "if False and not set(missing)", "waits_for_who_is_missing",
+    (MEMBERSHIP, "if wait_s > 0 and not set(missing)", "if False and not set(missing)", "waits_for_who_is_missing",
      "lose host"),
-    (RESTARTS, "attempt.farthest <= before.farthest", "True", "outlives_each", "kill twice")],
+    (MEMBERSHIP, "attempt.farthest <= before.farthest", "True", "outlives_each", "kill twice")],
     ids=["one is enough", "exit code", "late restart", "restart unsaid", "loss unsaid", "stands still", "silent",
          "second Ctrl-C", "nobody waits", "same words"])
 def test_each_promise_looks(module: str, was: str, now: str, promise: str, kind: str) -> None:

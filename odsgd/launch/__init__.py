@@ -4,10 +4,10 @@
     plan.py         which process runs where, with which environment            -> Plan
     supervisor.py   the loop between agents, judge and console
     agent/          runs on each host: agent.py starts processes, forwards their output, kills them; child.py is one
-                    process, tunnel_process.py the tunnel of the host
+                    process, or the tunnel of the host
     messages.py     the messages between launcher and agents: a class each, lines of JSON on the way
     policy/         decides, without any I/O: judge.py when and how the job ends, liveness.py who is silent or stands
-                    still, restarts.py whether a failed job starts again, and with which workers
+                    still, membership.py whether a failed job starts again, with which workers, and who may join
     hosts/          agents.py: all agents of an attempt. ssh.py (or a local subprocess), mpi.py, slurm.py and
                     kubernetes.py start agents; listener.py takes the calls of agents that another program has started;
                     check.py asks hosts before the start, and missing ones later

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Type, Union, get_type_hints
+from typing import Any, Dict, List, Optional, Union, get_type_hints
 
 from odsgd.launch.lines import CHUNK
 
@@ -80,17 +80,10 @@ class Stop(Message):
 
 
 @dataclass(frozen=True)
-class WorkersLost(Message):
-    """The job goes on without these workers; each gets a line in the ODSGD_LOST file."""
+class WorkersChanged(Message):
+    """Lines for the ODSGD_LOST file: the rank of a lost worker, or `+` and the rank of one that joined in its place."""
 
-    ranks: List[int]
-
-
-@dataclass(frozen=True)
-class WorkerJoined(Message):
-    """A worker has joined in the place of a lost one, and gets a line with a plus sign there."""
-
-    rank: int
+    lines: List[str]
 
 
 @dataclass(frozen=True)
@@ -242,11 +235,7 @@ class Exit(ProcessMessage):
     code: int
 
 
-def _kinds(kind: Type[Message]) -> List[Type[Message]]:
-    return [kind, *(one for child in kind.__subclasses__() for one in _kinds(child))]
-
-
-MESSAGES = {kind.__name__: kind for kind in _kinds(Message)}
+MESSAGES = {kind.__name__: kind for kind in (*Message.__subclasses__(), *ProcessMessage.__subclasses__())}
 
 
 def of_json(kind: Any, value: Any) -> Any:

@@ -87,12 +87,10 @@ def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float)
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):  # not there yet, or not any more
-            connection, nonce = handshake.call_launcher(launcher, secret, number)
+            called = handshake.call(launcher, secret, number)
+            if called:
+                return called
             deadline = time.monotonic() + patience_s  # the launcher may still be ending the last attempt
-            with connection:
-                told = handshake.receive_orders(connection, secret, nonce)
-                if told is not None:
-                    return told, connection.detach()
         time.sleep(AGAIN_S)
     return None
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import time
-from typing import Any, Callable, ContextManager, Deque, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Type
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job.aside import guarded
@@ -21,10 +21,9 @@ from odsgd.launch.hosts.check import MissingHosts, check_hosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
-from odsgd.launch.policy import places
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge, Verdict
-from odsgd.launch.policy.restarts import Attempt, Membership, decide
+from odsgd.launch.policy.membership import Attempt, Membership, decide, empty_places, next_place, why_closed
 from odsgd.launch.view import overview
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.overview import Overview
@@ -133,7 +132,8 @@ class Supervisor:
     def __init__(self, job: Job, plan: Plan, console: Console, status_file: StatusFile,
                  missing_hosts: MissingHosts) -> None:
         self.job, self.plan, self.console = job, plan, console
-        self.agents = Agents(job, plan, self._heard, self._host_lost, console.line)
+        self.agents = Agents(job, plan, self._heard, lambda host, names, why, last_lines: self.judge.host_lost(
+            host, names, why, last_lines, time.monotonic()), console.line)
         self.mpi_requests: Deque[messages.MpiRequest] = collections.deque()
         self.mpi_asked = False
         self.pmi_table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
@@ -153,8 +153,9 @@ class Supervisor:
         self._handlers: Dict[Type[Message], Callable[[AgentConnection, Any, float], object]] = {
             messages.Hello: self._greeted,
             messages.Beats: self._beats,
-            messages.Pong: self._answered,
-            messages.AgentSignalled: self._agent_signalled,
+            messages.Pong: lambda agent, pong, now: self.judge.liveness.answered(agent.names, pong.at),
+            messages.AgentSignalled: lambda agent, told, now: self.judge.agent_signalled(
+                agent.host, agent.names, told.signal, now),
             messages.Ended: lambda agent, message, now: self.agents.ended(agent),
             messages.Noise: lambda agent, noise, now: self.agents.show(agent.host, noise.text, "stdout"),
             messages.HostWarning: lambda agent, warning, now: console.say(
@@ -174,7 +175,7 @@ class Supervisor:
             try:
                 self.agents.open()
                 if self.plan.spare:
-                    self.agents.tell(messages.WorkersLost([process.rank for process in self.plan.spare]))
+                    self.agents.tell(messages.WorkersChanged([f"{process.rank}" for process in self.plan.spare]))
                 verdict = self._fail_without_store(self._wait())
                 self.failed_at = time.monotonic()
                 self.blocking = self.judge.blocking_startup()  # before those end that we end
@@ -235,11 +236,11 @@ class Supervisor:
         for line in self.judge.liveness.take_warnings():
             self.console.say(f"warning: {line}")
         for lost in news.lost:
-            self.agents.tell(messages.WorkersLost(lost.ranks))
+            self.agents.tell(messages.WorkersChanged([f"{rank}" for rank in lost.ranks]))
             self.console.say(lost.message)
             self.shown_at = 0.0  # its place is empty for `odsgd join` from this line on
         for rank in news.joined:
-            self.agents.tell(messages.WorkerJoined(rank))
+            self.agents.tell(messages.WorkersChanged([f"+{rank}"]))
             self.console.say(f"worker {rank} has joined")
 
     def _fail_without_store(self, verdict: Verdict) -> Verdict:
@@ -281,17 +282,17 @@ class Supervisor:
         if now - self.shown_at < SHOW_EVERY_S:
             return
         self.shown_at = now
-        closed = places.why_closed(self.job.closed, self.plan, self.judge)
+        closed = self.job.closed or why_closed(self.plan, self.judge)
         request = self.status_file.take_request()
         if request and not closed:
             self._let_join(request, now)
         status, text = {}, ""  # type: overview.Facts, str
-        with self._guarded("the status line"):
+        with guarded("the status line", self.console.say):
             status = self.overview.status(now)
             text = overview.line(status, self.console.columns) if status else ""
         starting = "" if status else self._starting_text(now)
         self.console.show_status(text or starting)
-        with self._guarded("the file for `odsgd watch`"):
+        with guarded("the file for `odsgd watch`", self.console.say):
             hosts = {name: member.host for name, member in self.judge.members.items() if member.code is None}
             self.status_file.write({
                 "job": os.getpid(), "command": shlex.join(self.job.command), "written_at": time.time(),
@@ -300,7 +301,7 @@ class Supervisor:
 
     def _let_join(self, request: str, now: float) -> None:
         """Start a worker in an empty place, by an agent of its own."""
-        process = places.next_empty(self.plan, self.judge)
+        process = next_place(self.plan, self.judge)
         assert process is not None
         self.joiners[request] = process.name, process.host.address
         process.env.update(ODSGD_JOINED=str(len(self.joiners)), ODSGD_JOINED_AT=str(self.judge.liveness.farthest))
@@ -314,12 +315,8 @@ class Supervisor:
         except ConfigError as error:
             self.judge.unstartable(process.name, str(error), now)
         else:
-            empty = [one.rank for one in places.all_empty(self.plan, self.judge)]
-            self.agents.tell(messages.WorkersLost(empty), process.name)
-
-    def _guarded(self, what: str) -> ContextManager[None]:
-        """For what only observes the job: its errors are shown, and do no harm."""
-        return guarded(what, self.console.say)
+            empty = [f"{one.rank}" for one in empty_places(self.plan, self.judge)]
+            self.agents.tell(messages.WorkersChanged(empty), process.name)
 
     def _starting_text(self, now: float) -> str:
         """What the job waits for before its first iteration; without a terminal it is printed from time to time."""
@@ -344,9 +341,6 @@ class Supervisor:
         if type(message) in self._handlers and not stranger:
             self._handlers[type(message)](agent, message, now)
 
-    def _host_lost(self, host: str, names: List[str], why: str, last_lines: List[str]) -> None:
-        self.judge.host_lost(host, names, why, last_lines, time.monotonic())
-
     def _greeted(self, agent: AgentConnection, hello: messages.Hello, now: float) -> None:
         agent.greeted = True
         if agent.starter is None:  # mpirun or Kubernetes has chosen the host, and only now we know it
@@ -358,15 +352,8 @@ class Supervisor:
         names = agent.names
         beats = {name: beat for name, beat in message.beats.items() if name in names}
         self.judge.liveness.beats(beats, now)
-        with self._guarded("the overview"):
+        with guarded("the overview", self.console.say):
             self.overview.beats(beats, now)
-
-    def _answered(self, agent: AgentConnection, pong: messages.Pong, now: float) -> None:
-        self.judge.liveness.answered(agent.names, pong.at)
-
-    def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
-        if not self.agents.ending:
-            self.judge.agent_signalled(agent.host, agent.names, message.signal, now)
 
     def _show(self, agent: AgentConnection, output: messages.Output, now: float) -> None:
         if output.progress:
@@ -377,7 +364,7 @@ class Supervisor:
 
     def _exited(self, agent: AgentConnection, message: messages.Exit, now: float) -> None:
         self.judge.exited(message.process, message.code, now)
-        with self._guarded("the overview"):
+        with guarded("the overview", self.console.say):
             self.overview.ended(message.process)
 
     def _tunnel_listens(self, agent: AgentConnection, message: messages.TunnelListens, now: float) -> None:
@@ -392,9 +379,12 @@ class Supervisor:
         self._answer_mpi()
 
     def _mpi_asks(self, agent: AgentConnection, request: messages.MpiRequest, now: float) -> None:
-        self.mpi_asked = True
-        self.mpi_requests.append(request)
-        self._answer_mpi()
+        self.mpi_asked, code = True, pmi.aborts(request.line)
+        if code is None:
+            self.mpi_requests.append(request)
+            self._answer_mpi()
+        else:
+            self.judge.mpi_aborted(request.process, code, now)
 
     def _answer_mpi(self) -> None:
         """Answer MPI's requests, when the sockets of other hosts are open: an answer lets it call other workers."""
@@ -402,16 +392,12 @@ class Supervisor:
             self._answer(self.mpi_requests.popleft())
 
     def _answer(self, request: messages.MpiRequest) -> None:
-        rank, code = self.judge.members[request.process].rank, pmi.aborts(request.line)
-        answers: Dict[int, Optional[str]] = {}
+        rank = self.judge.members[request.process].rank
         try:
-            if code is None:
-                answers.update(self.pmi_table.answer(rank, request.line))
-            else:
-                self.judge.mpi_aborted(request.process, code, time.monotonic())
+            answers: Dict[int, Optional[str]] = {**self.pmi_table.answer(rank, request.line)}
         except pmi.Refused as refused:
             self.console.say(f"{request.process}: its MPI asked for {refused}; it was cut off")
-            answers[rank] = None
+            answers = {rank: None}
         for rank, answer in answers.items():
             self.agents.tell(messages.MpiAnswer(f"worker {rank}", answer), f"worker {rank}")
 
@@ -440,7 +426,7 @@ class Supervisor:
 
     def _announce(self, verdict: Verdict) -> None:
         if verdict.by_signal:
-            self.console.hurry()
+            self.console.hurries = True
         with contextlib.suppress(BrokenPipeError):
             unsure = sorted({agent.host for agent in self.agents.all if agent.greeted and not agent.ended})
             if verdict.by_signal and not unsure:

@@ -14,13 +14,12 @@ import signal
 import socket
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Type
+from typing import Any, Callable, Dict, List, Optional, Type
 
 from kvstore.errors import shown
 from odsgd.launch import linux, messages
 from odsgd.launch.agent import child as children
-from odsgd.launch.agent.child import Child, StartError, unless_gone
-from odsgd.launch.agent.tunnel_process import TunnelProcess
+from odsgd.launch.agent.child import Child, StartError, TunnelProcess, unless_gone
 from odsgd.launch.lines import CHUNK, Pieces, Stream
 from odsgd.launch.messages import Channel, Message, Orders
 from odsgd.launch.policy.liveness import HELD_UP_S
@@ -52,20 +51,19 @@ class Agent:
         self.paused = self.excused = self.late = False
         self._listen_to_signals()  # before there is anything to remove
         self.lost_file = _new_lost_file() if orders.tells_losses else None
+        self.files = {*orders.sockets, *filter(None, [self.lost_file])}  # to be removed at the end
         self.unnoted: List[str] = []  # what it has not taken yet
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
         """The working directory of servers and the scheduler: empty, and closed to other users."""
         self.tunnel: Optional[TunnelProcess] = None
-        self.mpi_files: Set[str] = set()
         self._handlers: Dict[Type[Message], Callable[[Any], object]] = {
             messages.Stop: self._told,
             messages.Ping: self._pinged,
             messages.EndHung: self._end_hung,
             messages.MpiAnswer: self._answer_mpi,
-            messages.WorkersLost: lambda lost: self._note_of_workers([f"{rank}" for rank in lost.ranks]),
-            messages.WorkerJoined: lambda joined: self._note_of_workers([f"+{joined.rank}"]),
+            messages.WorkersChanged: lambda changed: self._note_of_workers(changed.lines),
             messages.AllMet: self._all_have_met,
-            messages.OpenRemoteSockets: self._tell_tunnel}
+            messages.OpenRemoteSockets: self._open_remote_sockets}
 
     def run(self) -> int:
         """Start everything; return when the launcher has said to stop and every process is gone."""
@@ -73,8 +71,7 @@ class Agent:
             self._run()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-            for path in [*self.mpi_files, *self.orders.sockets, *(self.tunnel.files if self.tunnel else []),
-                         *([self.lost_file] if self.lost_file else [])]:
+            for path in self.files:
                 with unless_gone:
                     os.unlink(path)
         self.channel.send(messages.Ended())
@@ -168,21 +165,20 @@ class Agent:
                 self.channel.send(messages.Output(child.name, kind, text, progress))
 
     def _forward_report(self, child: Child, text: str) -> None:
-        report = _read_report(text)
-        if report is None:
-            self._warn_unreadable(child, text)
+        try:
+            report = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            report = None
+        if not isinstance(report, dict):  # two writers have mixed a line, or a kill has cut it off; the next is whole
+            if not child.garbled:
+                self.channel.send(messages.HostWarning(
+                    f"a report of {child.name} cannot be read and is lost: {shown(text)}"))
+            child.garbled = True
         elif report.get("event") == "beat":
             child.beat, child.beat_at = report, time.monotonic()
         elif report:
             child.connecting = report.get("event") == "connecting"
             self.channel.send(messages.Report(child.name, report))
-
-    def _warn_unreadable(self, child: Child, text: str) -> None:
-        """Two writers have mixed a line, or a kill has cut it off. The next line is whole again."""
-        if not child.garbled:
-            child.garbled = True
-            self.channel.send(messages.HostWarning(
-                f"a report of {child.name} cannot be read and is lost: {shown(text)}"))
 
     def _read_tunnel(self) -> None:
         assert self.tunnel
@@ -252,7 +248,7 @@ class Agent:
 
     def _note_mpi_files(self, of: Callable[[Child], bool]) -> None:
         for child in filter(of, self.children.values()):
-            self.mpi_files |= linux.mpi_files(child.pid)
+            self.files |= linux.mpi_files(child.pid)
 
     def _sweep(self) -> None:
         """Kill the processes that have left their group: on Linux they are our descendants by now."""
@@ -316,11 +312,14 @@ class Agent:
             with unless_gone:
                 if not lasting:
                     os.unlink(path)
-        self._tell_tunnel(message)
-
-    def _tell_tunnel(self, message: Message) -> None:
         if self.tunnel:
-            self.tunnel.send(message)
+            self.tunnel.channel.send(message)
+
+    def _open_remote_sockets(self, message: messages.OpenRemoteSockets) -> None:
+        """Pass them on to the tunnel. If it is killed it leaves their files behind."""
+        assert self.tunnel
+        self.files |= {remote.name for remote in message.sockets if os.path.isabs(remote.name)}
+        self.tunnel.channel.send(message)
 
     def _check_channel(self) -> None:
         """Stop if the launcher has gone; leave output in the pipes while it reads too slowly."""
@@ -376,15 +375,6 @@ class Agent:
         self.selector.close()
         for fd in self.wakeup:
             os.close(fd)
-
-
-def _read_report(text: str) -> Optional[Dict[str, Any]]:
-    """One report; empty for an empty line, None for a line that is no report."""
-    try:
-        report = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return report if isinstance(report, dict) else None
 
 
 def _new_lost_file() -> str:

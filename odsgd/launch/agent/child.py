@@ -1,11 +1,12 @@
-"""A process of the job on this host: its environment, its start, the pipes that it writes to, its beats.
+"""The processes that the agent starts here: those of the job, with their environment, pipes and beats, and the tunnel.
 
-It has a session of its own: a signal to its group reaches its children, and no terminal sends it signals. The kernel
+Each has a session of its own: a signal to its group reaches its children, and no terminal sends it signals. The kernel
 kills it if the agent dies.
 """
 import contextlib
 import errno
 import functools
+import math
 import os
 import re
 import signal
@@ -19,13 +20,15 @@ from kvstore.job.pulse import STACKS
 from odsgd.launch import hook, linux
 from odsgd.launch.addresses import own_address, ring_interface
 from odsgd.launch.lines import Stream
-from odsgd.launch.messages import Orders, ProcessOrders
+from odsgd.launch.messages import Beats, Channel, HostWarning, Noise, Orders, ProcessOrders, TunnelOrders
+from odsgd.launch.policy.liveness import KERNEL_STATES, warn_s
 
 PROGRESS_EVERY_S = 0.1
 STACKS_WITHIN_S = 0.5
 """How long a process that hangs has to print its stacks."""
 SILENT_S = 3.0
 """After this time without a beat the agent asks the kernel for the state of the process."""
+TUNNEL_ENDED_WITHIN_S = 1.0
 MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
@@ -161,3 +164,52 @@ def _threads(orders: Orders) -> int:
 def _number(variables: Sequence[str]) -> str:
     """The first of these variables that holds a number; empty if none does."""
     return next((os.environ[name] for name in variables if os.environ.get(name, "").isdigit()), "")
+
+
+class TunnelProcess:
+    """The tunnel of this host (`tunnel.py`). Passes on to the launcher what it says, and kills it if it is silent."""
+
+    def __init__(self, orders: TunnelOrders, launcher: Channel) -> None:
+        goes_on = functools.partial(linux.die_with, os.getpid(), signal.SIGCONT)  # a stopped tunnel sees our end
+        self.popen = subprocess.Popen([sys.executable, *linux.python_words("odsgd.launch.connections.tunnel")],
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True,
+                                      preexec_fn=goes_on)
+        assert self.popen.stdin and self.popen.stdout
+        self.channel = Channel(self.popen.stdout.fileno(), self.popen.stdin.fileno())
+        self.channel.send(orders)
+        self._launcher, self._hang_timeout_s = launcher, orders.hang_timeout_s
+        self._heard_at = time.monotonic()
+        self._spoke = self._warned = False
+
+    def read(self) -> None:
+        """Pass on what the tunnel says. If it has ended, hang up, so that no process is blamed for its own end."""
+        self._heard_at, self._spoke = time.monotonic(), True
+        for message in self.channel.receive():
+            if not isinstance(message, Beats):
+                self._launcher.send(message)
+        if not self.channel.open:
+            self._launcher.send(Noise("odsgd agent: the tunnel of this host has ended"))
+            self._launcher.close()
+
+    def watch(self) -> None:
+        """Kill a tunnel that is silent for too long. Before its first word only a stopped one is silent."""
+        if not self.channel.open:
+            return
+        now = time.monotonic()
+        state = linux.state(self.popen.pid)
+        if not self._spoke and state not in ("T", "t"):
+            self._heard_at = now
+        silent_s = now - self._heard_at
+        if silent_s > (self._hang_timeout_s or math.inf):
+            self.popen.kill()
+        elif silent_s > warn_s(self._hang_timeout_s) and not self._warned:
+            self._warned = True
+            text = f"its tunnel has not answered for {silent_s:.0f} s"
+            self._launcher.send(HostWarning(f"{text}: {KERNEL_STATES[state]}" if state in KERNEL_STATES else text))
+
+    def close(self) -> None:
+        """Hang up: the tunnel then removes its sockets and ends."""
+        assert self.popen.stdin
+        self.popen.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(TUNNEL_ENDED_WITHIN_S)

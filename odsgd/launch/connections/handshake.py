@@ -37,13 +37,11 @@ def pack(told: Dict[str, Any]) -> str:
 def call_as_told(packed: str) -> Tuple[Orders, int]:
     """The agent's side, by what mpirun or srun has carried: its orders, and the descriptor of the connection."""
     told = json.loads(base64.b64decode(packed))
-    connection, nonce = call_launcher(tuple(told["launcher"]), told["secret"], _rank(told["nodes"]))
-    with connection:
-        orders = receive_orders(connection, told["secret"], nonce)
-        if orders is None:
-            raise ConnectionAbortedError("the launcher has hung up; it does not wait for this agent")
-        os.chdir(told["directory"])
-        return orders, connection.detach()
+    called = call(tuple(told["launcher"]), told["secret"], _rank(told["nodes"]))
+    if called is None:
+        raise ConnectionAbortedError("the launcher has hung up; it does not wait for this agent")
+    os.chdir(told["directory"])
+    return called
 
 
 def _rank(nodes: Sequence[str]) -> int:
@@ -59,35 +57,42 @@ def _rank(nodes: Sequence[str]) -> int:
     return rank
 
 
-def call_launcher(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[socket.socket, str]:
-    """The agent's side: the connection, and the number that the agent has sent; OSError if nobody is there."""
-    connection = socket.create_connection(launcher, timeout=CONNECTED_WITHIN_S)
-    nonce, own = _read_line(connection), secrets.token_hex(16)
-    answer = {"rank": rank, "proof": _proof(secret, f"agent {rank} {nonce}"), "nonce": own}
-    connection.sendall(json.dumps(answer).encode() + b"\n")
-    keep_alive(connection)
-    return connection, own
+def call(launcher: Tuple[str, int], secret: str, rank: int) -> Optional[Tuple[Orders, int]]:
+    """The agent's side: its orders, and the descriptor of the connection.
+
+    None if the launcher has hung up, since it does not expect this agent; OSError if nobody is there.
+    """
+    with socket.create_connection(launcher, timeout=CONNECTED_WITHIN_S) as connection:
+        nonce, own = _read_line(connection), secrets.token_hex(16)
+        answer = {"rank": rank, "proof": _proof(secret, f"agent {rank} {nonce}"), "nonce": own}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+        keep_alive(connection)
+        orders = receive_orders(connection, secret, own)
+        return (orders, connection.detach()) if orders else None
 
 
 class UnprovenConnection:
     """The launcher's side: a connection until its caller has proved that it is an agent. Never waits."""
 
     def __init__(self, connection: socket.socket, secret: str) -> None:
-        self.connection, self.since, self._secret = connection, time.monotonic(), secret
+        self.connection, self._since, self._secret = connection, time.monotonic(), secret
         self._nonce, self._line = secrets.token_hex(16), bytearray()
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # it has gone, as `heard` will find
             connection.send(self._nonce.encode() + b"\n")
 
-    def heard(self, expected: Collection[int]) -> Optional[Tuple[int, str]]:
+    def heard(self, expected: Collection[int], within_s: float) -> Optional[Tuple[int, str]]:
         """The agent's rank and number; None: its answer is not complete yet.
 
-        OSError if the caller is no agent of this job, or has called before.
+        OSError if it is not complete `within_s` after the call, or the caller is no agent of this job, or has called
+        before.
         """
         while not self._line.endswith(b"\n"):
             try:
                 byte = self.connection.recv(1)  # one by one: the bytes behind the line are the channel's
             except BlockingIOError:
+                if time.monotonic() - self._since > within_s:
+                    raise TimeoutError("no answer") from None
                 return None
             if not byte or len(self._line) >= MAX_ANSWER:
                 raise ConnectionAbortedError("no answer")

@@ -3,6 +3,7 @@ import collections
 import contextlib
 import functools
 import selectors
+import signal
 import subprocess
 import time
 from typing import Callable, Deque, Dict, List, Optional, Sequence
@@ -55,7 +56,6 @@ class Agents:
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher in LISTENERS:
             self._listener = LISTENERS[self.job.launcher](self.job, self.plan)
-            self._listener.serve(self._selector, self._arrived)
             if self._listener.starter:
                 self._watch_starter(self._listener.starter, self._listener.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
@@ -88,7 +88,10 @@ class Agents:
             if agent.joiner and not agent.channel.open:
                 self._forget_if_over(agent)
         if self._listener:
-            self._listener.tick()
+            for agent in self._listener.arrivals():
+                self.add(agent)
+                if self.ending:
+                    agent.channel.send(messages.Stop(0.0))
             self._check_starter(self._listener)
 
     def tell(self, message: Message, of: Optional[str] = None) -> None:
@@ -107,14 +110,15 @@ class Agents:
     def stop(self, grace_s: float) -> None:
         """Have the agents end all processes."""
         self.ending = True
-        for agent in self.all:
-            agent.wake()
+        for agent in self.all:  # a stopped agent of this machine has to go on, so that it can end its processes
+            if agent.starter and agent.starter.poll() is None:
+                agent.starter.send_signal(signal.SIGCONT)
         self.tell(messages.Stop(grace_s))
 
     @property
     def occupied(self) -> bool:
         """Whether an agent may still have processes, and will say when they are gone."""
-        return any(agent.occupied for agent in self.all)
+        return any(agent.channel.open and agent.greeted and not agent.ended for agent in self.all)
 
     def ended(self, agent: AgentConnection) -> None:
         """The agent has said that nothing is left."""
@@ -136,11 +140,6 @@ class Agents:
         for starter in starters:
             _close_pipes(starter)
         self._selector.close()
-
-    def _arrived(self, agent: AgentConnection) -> None:
-        self.add(agent)
-        if self.ending:
-            agent.channel.send(messages.Stop(0.0))
 
     def _read(self, agent: AgentConnection) -> None:
         said = agent.channel.receive()

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from concurrent import futures
-from typing import Dict, Iterable, List, Optional, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts.ssh import ReachError, quoted, ssh_to, working_directory
@@ -95,7 +95,7 @@ class MissingHosts:
     def __init__(self, job: Job, hosts: Iterable[Host], since: float) -> None:
         self._job, self.hosts, self._ask_at = job, list(hosts), since
         self._asked: Dict[Host, subprocess.Popen[bytes]] = {}
-        self._back: Set[Host] = set()
+        self._answered: Dict[Host, bool] = {}  # whether the host has answered the last question
 
     def ask(self, now: float) -> None:
         """Take the answers that have come; ask again, if it is time."""
@@ -105,10 +105,10 @@ class MissingHosts:
                 question.wait()
             if question.poll() is not None:
                 del self._asked[host]
-                (self._back.discard, self._back.add)[question.returncode == 0](host)
+                self._answered[host] = question.returncode == 0
         if self.hosts and now >= self._ask_at and not self._asked:
             self._ask_at = now + ASKED_EVERY_S
-            self._back |= {host for host in self.hosts if host.here}
+            self._answered.update((host, True) for host in self.hosts if host.here)
             for host in self.hosts:
                 with contextlib.suppress(OSError):  # no process can be started now
                     if not host.here:
@@ -119,7 +119,7 @@ class MissingHosts:
     @property
     def back(self) -> List[Host]:
         """The hosts that have answered the last question."""
-        return [host for host in self.hosts if host in self._back]
+        return [host for host in self.hosts if self._answered.get(host)]
 
     def close(self) -> None:
         """Ask no more."""

@@ -1,12 +1,9 @@
 """The port at which agents call the launcher, where mpirun, srun or Kubernetes has started them."""
 import errno
-import functools
 import os
-import selectors
 import socket
 import subprocess
-import time
-from typing import Callable, List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
@@ -18,15 +15,16 @@ from odsgd.launch.plan import Job, Plan, Process
 ANSWERED_WITHIN_S = 30.0
 """How long a caller may take to prove that it is an agent. Its machine may be busy; nothing waits for it."""
 MOST_STRANGERS, UNDISTURBED_S = 64, 2.0
-"""Most unproven connections beside the expected agents'. If there are more, those of this age are closed."""
-AGAIN_S = 0.5
-"""How long the port stays shut after too many files were open, so that the loop can do other things."""
+"""Most unproven connections beside the expected agents'. If there are so many, those of this age are closed."""
 BACKLOG = 1024
 
 
 class AgentListener:
-    """The port. `expected`: the processes of each agent, by a label that says where it will be; the agent itself gives
-    its number there. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
+    """The port; the launcher's loop looks at it in each turn.
+
+    `expected`: the processes of each agent, by a label that says where it will be; the agent itself gives its number
+    there. Invariant: `waiting` has the numbers of the expected agents that have not come yet.
+    """
 
     def __init__(self, job: Job, expected: Mapping[str, List[Process]], secret: str, address: str, port: int = 0
                  ) -> None:
@@ -42,59 +40,33 @@ class AgentListener:
                               ) from None
         self.socket.setblocking(False)
         self._unproven: List[handshake.UnprovenConnection] = []
-        self._full, self._again_at = False, 0.0
 
-    def serve(self, selector: selectors.BaseSelector, arrived: Callable[[AgentConnection], object]) -> None:
-        """Become a part of the loop over `selector`; call `arrived` with each agent that has proved itself."""
-        self._selector, self._arrived = selector, arrived
-        selector.register(self.socket, selectors.EVENT_READ, self._accept)
+    def arrivals(self) -> List[AgentConnection]:
+        """The agents that have proved themselves since the last call; callers who cannot, or are silent, have to go."""
+        within_s = ANSWERED_WITHIN_S if self._accept() else UNDISTURBED_S
+        arrived = []
+        callers, self._unproven = self._unproven, []
+        for caller in callers:
+            try:
+                agent = caller.heard(self.waiting, within_s)
+            except OSError:
+                caller.connection.close()
+                continue
+            if agent:
+                arrived.append(self._connected(caller.connection, *agent))
+            else:
+                self._unproven.append(caller)
+        return arrived
 
-    def tick(self) -> None:
-        """Turn away callers that have been silent for too long, and let others in when there is room again."""
-        within_s = UNDISTURBED_S if self._full else ANSWERED_WITHIN_S
-        for unproven in self._unproven[:]:
-            if time.monotonic() - unproven.since > within_s:
-                self._take(unproven).close()
-        if self._full and len(self._unproven) < self._room() and time.monotonic() >= self._again_at:
-            self._full = False
-            self._selector.register(self.socket, selectors.EVENT_READ, self._accept)
-
-    def _room(self) -> int:
-        return MOST_STRANGERS + len(self.waiting)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self.socket.accept()
-        except OSError as error:  # else it has gone again
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._again_at = time.monotonic() + AGAIN_S
-                self._fill()
-            return
-        unproven = handshake.UnprovenConnection(connection, self.secret)
-        self._unproven.append(unproven)
-        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, unproven))
-        if len(self._unproven) >= self._room():
-            self._fill()
-
-    def _fill(self) -> None:
-        """Let nobody else in for now."""
-        self._full = True
-        self._selector.unregister(self.socket)
-
-    def _heard(self, unproven: handshake.UnprovenConnection) -> None:
-        try:
-            agent = unproven.heard(self.waiting)
-        except OSError:
-            self._take(unproven).close()
-            return
-        if agent:
-            self._arrived(self._connected(self._take(unproven), *agent))
-
-    def _take(self, unproven: handshake.UnprovenConnection) -> socket.socket:
-        """Take a connection off the unproven ones; returns its socket."""
-        self._unproven.remove(unproven)
-        self._selector.unregister(unproven.connection)
-        return unproven.connection
+    def _accept(self) -> bool:
+        """Let callers in until nobody else calls; false if there is no room for more, or no file."""
+        while len(self._unproven) < MOST_STRANGERS + len(self.waiting):
+            try:
+                connection, _ = self.socket.accept()
+            except OSError as error:  # else nobody calls, or the caller has gone again
+                return error.errno not in (errno.EMFILE, errno.ENFILE)
+            self._unproven.append(handshake.UnprovenConnection(connection, self.secret))
+        return False
 
     def take_missing(self) -> List[str]:
         """The processes of the agents that have not come; nobody waits for them any more."""
@@ -104,8 +76,8 @@ class AgentListener:
 
     def close(self) -> None:
         """Shut the port."""
-        for unproven in self._unproven:
-            unproven.connection.close()
+        for caller in self._unproven:
+            caller.connection.close()
         self.socket.close()
 
     def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:

@@ -1,9 +1,10 @@
 """mpirun, Open MPI's or MPICH's, places one agent per worker; the agents call this machine's `AgentListener`."""
+import collections
 import os
 import re
 import shutil
 import sys
-from typing import Dict, List
+from typing import List
 
 from kvstore.errors import ConfigError
 from odsgd.launch.connections import handshake
@@ -24,9 +25,7 @@ def mpirun_command(job: Job) -> List[str]:
     """The command line for the mpirun found here, up to the program it starts."""
     mpirun = find()
     names = (handshake.VARIABLE, "PYTHONPATH")
-    hosts: Dict[str, int] = {}
-    for host in job.slots:
-        hosts[host.address] = hosts.get(host.address, 0) + 1
+    hosts = collections.Counter(host.address for host in job.slots)
     listed = ",".join(f"{address}:{slots}" for address, slots in hosts.items())
     if _is_open_mpi(mpirun):
         # Bound to one core, as Open MPI does for few ranks, a worker and its threads would share that core.

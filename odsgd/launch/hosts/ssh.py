@@ -7,7 +7,6 @@ import errno
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -64,16 +63,6 @@ class AgentConnection:
     def names(self) -> List[str]:
         """The names of its processes. One that joins in the place of another has an agent of its own."""
         return [process.name for process in self.processes]
-
-    @property
-    def occupied(self) -> bool:
-        """Whether processes may still be there, and the agent will say when they are gone."""
-        return self.channel.open and self.greeted and not self.ended
-
-    def wake(self) -> None:
-        """Have a stopped agent of this machine go on, so that it can end its processes."""
-        if self.starter and self.starter.poll() is None:
-            self.starter.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """Hang up, once; the agent then ends the processes that are left."""

@@ -103,8 +103,7 @@ class Failure:
     member: Optional[Member]
     text: str = ""
     admits_other_cause: bool = False  # its report blames another process
-    mpi_abort_code: int = 0  # the exit code with which its MPI wants the job to end
-    exit_code: Optional[int] = None  # the job's, if it does not follow from how the process ended
+    exit_code: Optional[int] = None  # the job's, if it does not follow from how the process ended; its MPI may want one
     failed_together: Sequence[Member] = ()  # several processes, as those of a lost host; `member` is None then
     tail: Sequence[str] = ()  # the last lines from a lost host
     at: float = 0.0  # when we heard of it
@@ -146,7 +145,7 @@ class Failure:
         """The exit code of the process, or of its MPI, if it has not reported a reason, and was not ended; else 0."""
         if self.member is None or self.member.hung or self.member.error is not None:
             return 0
-        return self.member.code or self.mpi_abort_code
+        return self.member.code or self.exit_code or 0
 
     @property
     def members(self) -> Sequence[Member]:

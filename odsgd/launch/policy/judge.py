@@ -164,8 +164,7 @@ class Judge:
     def mpi_aborted(self, name: str, code: int, now: float) -> None:
         """The process's MPI wants the job to end with this exit code, whatever the process itself ends with."""
         code = code & 255 or EXIT_FAILURE
-        text = f"its MPI has aborted, exit code {code}"
-        self._fail(Failure(self.members[name], text, mpi_abort_code=code, exit_code=code), now)
+        self._fail(Failure(self.members[name], f"its MPI has aborted, exit code {code}", exit_code=code), now)
 
     def unstartable(self, name: str, error: str, now: float) -> None:
         """The process could not even be started."""

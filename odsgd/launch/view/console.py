@@ -80,7 +80,8 @@ class Console:
         self._waits_s = dict.fromkeys(self._writers.values(), READ_WITHIN_S)
         """How long each stream may still hold up the caller."""
         self._left_out = dict.fromkeys(self.streams, 0)
-        self._hurries = False
+        self.hurries = False
+        """A signal ends the launcher."""
         self._gone = False
         """A stream has lost its reader."""
         self.on_terminal = {name: stream.isatty() for name, stream in self.streams.items()}
@@ -181,20 +182,16 @@ class Console:
         if self._gone:
             raise BrokenPipeError
 
-    def hurry(self) -> None:
-        """A signal ends the launcher."""
-        self._hurries = True
-
     @contextlib.contextmanager
     def flushed(self) -> Iterator[None]:
         """At the end wait for the readers, as any program does; not for ever, and not after a signal."""
         try:
             yield
         except SystemExit:
-            self.hurry()
+            self.hurries = True
             raise
         finally:
-            deadline = time.monotonic() + (READ_WITHIN_S if self._hurries else ENDED_WITHIN_S)
+            deadline = time.monotonic() + (READ_WITHIN_S if self.hurries else ENDED_WITHIN_S)
             for name, writer in self._writers.items():
                 with contextlib.suppress(TimeoutError):
                     writer.finish(functools.partial(self._put, self._left_out_text(name), name), _until(deadline))

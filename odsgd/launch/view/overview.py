@@ -3,6 +3,7 @@
 Beats in, text and numbers out; no process, pipe, clock or terminal here. Rates and shares are means over the last
 `WINDOW_S`, or the last `ENOUGH` iterations where those took longer.
 """
+import bisect
 import collections
 import math
 import statistics
@@ -106,7 +107,7 @@ class Overview:
         run, waiting = self._run(name), self._waiting(name)
         doing = _text(self._beats[name].get("activity"))
         total = max(number(run.get("total")) or 0, 0) or None
-        return {"at": self._samples[name][-1].progress, "total": total, "rate": self._rate(name),
+        return {"at": self._samples[name][-1].progress, "total": total, "rate": self._per_s(name, "progress"),
                 "began": self._began[1], "elapsed_s": now - self._began[0],
                 "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in TRAINS else ""),
                 "tail": _text(run.get("tail")) or ("" if waiting is None else f"waiting for weights {waiting:.0%}")}
@@ -130,10 +131,10 @@ class Overview:
         at_s = min((one for one in last if max(last) - one < FRESH_S), default=0.0)
         found = {}
         for name, its in samples.items():
-            after = next((index for index, one in enumerate(its) if one.at_s > at_s), len(its))
+            after = bisect.bisect_right([one.at_s for one in its], at_s)
             before, then = its[max(after - 1, 0)], its[min(after, len(its) - 1)]
             share = (at_s - before.at_s) / (then.at_s - before.at_s) if then.at_s > before.at_s else 0.0
-            found[name] = round(before.progress + min(max(share, 0.0), 1.0) * (then.progress - before.progress))
+            found[name] = round(before.progress + share * (then.progress - before.progress))
         return found
 
     def table(self, hosts: Mapping[str, str]) -> List[Facts]:
@@ -156,11 +157,10 @@ class Overview:
         return rows
 
     def _row(self, name: str) -> Facts:
-        beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
         samples = self._samples.get(name)
-        return {"name": name, "at": samples[-1].progress if samples else 0, "rate": rate,
-                "waiting": waiting, "own_ms": self._own_ms(name), "bytes_per_s": self._per_s(name, "nbytes"),
-                "doing": self._doing(beat)}
+        return {"name": name, "at": samples[-1].progress if samples else 0, "rate": self._per_s(name, "progress"),
+                "waiting": self._waiting(name), "own_ms": self._own_ms(name),
+                "bytes_per_s": self._per_s(name, "nbytes"), "doing": self._doing(self._beats.get(name, {}))}
 
     def _doing(self, beat: Facts) -> str:
         silent_s, waits_s = number(beat.get("silent_s")), number(beat.get("waits_s"))
@@ -202,9 +202,6 @@ class Overview:
         """Whether a worker has trained enough to be called slow."""
         first, changed, _ = self._ends(name)
         return changed.trained - first.trained >= ENOUGH
-
-    def _rate(self, name: str) -> Optional[float]:
-        return self._per_s(name, "progress")
 
     def _waiting(self, name: str) -> Optional[float]:
         """The share of its time that a worker waits; None for servers, and for workers without a store of odsgd."""

@@ -81,7 +81,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
          "        linux.adopt_orphans()\n        self._listen_to_signals()\n")],
     # Nobody made these; a reader of the promises asked whether they would be found.
     "a job with restarts ended at its first crash": [
-        ("odsgd.launch.policy.restarts", "if restarts_used == max_restarts:", "if True:")],
+        ("odsgd.launch.policy.membership", "if restarts_used == max_restarts:", "if True:")],
     "a job that may lose workers ended with the first": [
         (JUDGE, "if self.continues_on_loss and not reasons:", "if False:")],
     "a process that stood still for two seconds was ended": [
@@ -93,7 +93,7 @@ DEFECTS: Dict[str, List[Tuple[str, str, str]]] = {
         (LIVENESS, "if silent_s > self._limit_s:", "if silent_s > 6 * self._limit_s:")],
     "a worker was lost whose successor had not joined at the end, and the last line did not name it": [
         (JUDGE, 'worker.part == "lost" or (worker.lost_at and not worker.joined)', 'worker.part == "lost"'),
-        ("odsgd.launch.policy.places", "if judge.workers_ended_at is not None:", "if False:")],
+        ("odsgd.launch.policy.membership", "if judge.workers_ended_at is not None:", "if False:")],
     "an agent left its folder behind": [
         ("odsgd.launch.agent.agent", "shutil.rmtree(self.folder, ignore_errors=True)", "pass")],
 }

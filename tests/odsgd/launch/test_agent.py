@@ -17,8 +17,7 @@ from kvstore.weights.servers import sockets
 from odsgd.launch import hook, linux, messages
 from odsgd.launch.agent import __main__ as agent_process
 from odsgd.launch.agent import child
-from odsgd.launch.agent.child import MPI_PRIVATE
-from odsgd.launch.agent.tunnel_process import TunnelProcess
+from odsgd.launch.agent.child import MPI_PRIVATE, TunnelProcess
 from odsgd.launch.connections.tunnel import new_certificate
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import ssh

@@ -15,7 +15,7 @@ from odsgd.launch.messages import Channel, RemoteSocket
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, place, scrubbed
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge
-from odsgd.launch.policy.places import next_empty, why_closed
+from odsgd.launch.policy.membership import next_place, why_closed
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -236,28 +236,28 @@ def test_spare_workers_are_planned_and_not_started_and_the_place_lost_longest_ag
     assert {worker.env["DMLC_NUM_WORKER"] for worker in (*plan.workers, *plan.spare)} == {"4"}
     members = [Member(process.name, process.role, "host") for process in plan.processes]
     judge = Judge(job(4, 1, on_worker_loss="continue"), members, 0.0)
-    assert "still starting" in why_closed("", plan, judge)
+    assert "still starting" in why_closed(plan, judge)
     for member in members:
         judge.reported(member.name, {"event": "joined"}, 0.0)
     judge.tick(0.0)
     taken = []
-    while not why_closed("", plan, judge):
-        process = next_empty(plan, judge)
+    while not why_closed(plan, judge):
+        process = next_place(plan, judge)
         assert process is not None
         taken.append(process.name)
         judge.joins(Member(process.name, process.role, "host"), 1.0)
-    assert taken == ["worker 2", "worker 3"] and "--spare" in why_closed("", plan, judge)
+    assert taken == ["worker 2", "worker 3"] and "--spare" in why_closed(plan, judge)
     for now, name in ((10.0, "worker 2"), (20.0, "worker 1")):
         judge.exited(name, 3, now)
         judge.tick(now + 5)
-    assert why_closed("", plan, judge) == "" and why_closed("never", plan, judge) == "never"
+    assert why_closed(plan, judge) == ""
     over = Judge(job(2, 1, on_worker_loss="continue"), members, 0.0)
     for member in members:
         over.reported(member.name, {"event": "joined"}, 0.0)
     over.tick(0.0)
     for member in members:
         over.exited(member.name, 0, 1.0)
-    assert why_closed("", plan, over) == "its workers have finished"
+    assert why_closed(plan, over) == "its workers have finished"
     for expected in (plan.spare[0], plan.workers[1]):
-        assert next_empty(plan, judge) == expected
+        assert next_place(plan, judge) == expected
         judge.joins(Member(expected.name, "worker", "host"), 30.0)

@@ -21,8 +21,8 @@ from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import make_plan
-from odsgd.launch.policy import places
 from odsgd.launch.policy.judge import Verdict
+from odsgd.launch.policy.membership import why_closed
 from odsgd.launch.supervisor import Supervisor
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.status_file import StatusFile
@@ -90,9 +90,9 @@ def test_a_loopback_address_for_other_hosts_is_warned_of() -> None:
 
 def test_a_job_that_a_signal_has_ended_waits_for_no_reader(agents: Agents) -> None:
     agents.supervisor._announce(Verdict(1, "worker 0 failed"))
-    assert not agents.supervisor.console._hurries
+    assert not agents.supervisor.console.hurries
     agents.supervisor._announce(Verdict(143, "stopped by SIGTERM", by_signal=True))
-    assert agents.supervisor.console._hurries
+    assert agents.supervisor.console.hurries
 
 
 def test_mpi_is_told_of_the_others_when_their_sockets_are_there(agents: Agents) -> None:
@@ -221,7 +221,7 @@ def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch
     lost, = supervisor.judge.take_news().lost
     assert lost.message == ("worker 2 was lost (host 10.0.0.1): could not be started: cannot run /no/such/program: No "
                             "such file or directory; the job goes on with 2 of 3 workers")
-    assert places.why_closed("", supervisor.plan, supervisor.judge) == ""
+    assert why_closed(supervisor.plan, supervisor.judge) == ""
     supervisor.agents._selector.close()
     supervisor.status_file.close()
 
@@ -241,8 +241,8 @@ def test_a_joiner_hears_which_others_are_lost(monkeypatch: pytest.MonkeyPatch) -
         AgentConnection(A.address, [process], Channel(ours, ours))))
     supervisor._let_join("request", 10.0)
     supervisor.agents.all[0].channel.flush()
-    assert [message for message in told.receive() if isinstance(message, messages.WorkersLost)] == [
-        messages.WorkersLost([1])]
+    assert [message for message in told.receive() if isinstance(message, messages.WorkersChanged)] == [
+        messages.WorkersChanged(["1"])]
     supervisor.agents._selector.close()
     supervisor.status_file.close()
     for fd in (ours, theirs):

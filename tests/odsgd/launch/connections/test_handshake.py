@@ -5,38 +5,24 @@ import hmac
 import json
 import os
 import resource
-import selectors
 import socket
 import threading
-import time
 from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.connections.handshake import NODE, RANKS, call_as_told, call_launcher, pack, receive_orders
+from odsgd.launch.connections.handshake import NODE, RANKS, call_as_told, pack, receive_orders
 from odsgd.launch.hosts import listener as listening
 from odsgd.launch.hosts.listener import AgentListener
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Ping, ProcessOrders
 from odsgd.launch.plan import LOCAL, Process
+from tests.jobs import until
 from tests.odsgd.launch.jobs import job
 
 SECRET = 64 * "a"
 PATIENCE_S = 60.0
 PROCESSES = [Process("worker", rank, LOCAL, ("true",), {"ODSGD_SECRET": SECRET, "A": "ü'\" \n"}) for rank in range(3)]
-
-
-def test_a_firewall_does_not_forget_the_connection_of_an_agent() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        def answer() -> None:
-            with listener.accept()[0] as launcher:
-                launcher.sendall(b"00\n")
-                launcher.recv(1024)
-
-        threading.Thread(target=answer, daemon=True).start()
-        connection, _ = call_launcher(listener.getsockname(), SECRET, 0)
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
 
 
 class Launcher:
@@ -48,8 +34,7 @@ class Launcher:
         self.at = self.listener.socket.getsockname()
         self.arrived: List[AgentConnection] = []
         self.over = threading.Event()
-        self.selector = selectors.DefaultSelector()
-        self.listener.serve(self.selector, self._greet)
+        self.turns = 0
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _greet(self, agent: AgentConnection) -> None:
@@ -57,10 +42,10 @@ class Launcher:
         agent.channel.send(Ping(7.5))
 
     def _run(self) -> None:
-        while not self.over.is_set():
-            for key, _ in self.selector.select(0.01):
-                key.data()
-            self.listener.tick()
+        while not self.over.wait(0.01):
+            for agent in self.listener.arrivals():
+                self._greet(agent)
+            self.turns += 1
 
     def close(self) -> None:
         self.over.set()
@@ -68,7 +53,6 @@ class Launcher:
         self.listener.close()
         for agent in self.arrived:
             agent.close()
-        self.selector.close()
 
     def told(self, secret: str = SECRET, nodes: Sequence[str] = ()) -> str:
         """What an agent is given."""
@@ -114,6 +98,12 @@ def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(laun
 
 
 @pytest.mark.usefixtures("rank_1")
+def test_a_firewall_does_not_forget_the_connection_of_an_agent(launcher: Launcher) -> None:
+    with socket.socket(fileno=call_as_told(launcher.told())[1]) as connection:
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
+
+@pytest.mark.usefixtures("rank_1")
 def test_a_launcher_that_may_open_no_more_files_lets_agents_in_when_it_may(launcher: Launcher) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as caller:
@@ -122,10 +112,8 @@ def test_a_launcher_that_may_open_no_more_files_lets_agents_in_when_it_may(launc
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
             caller.connect(launcher.at)
-            deadline = time.monotonic() + PATIENCE_S / 6
-            while launcher.listener.socket in launcher.selector.get_map():
-                assert time.monotonic() < deadline, "the loop does nothing but ask who is at the port"
-                time.sleep(0.001)
+            turns = launcher.turns
+            until(lambda: launcher.turns > turns + 2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         _, fd = call_as_told(launcher.told())

@@ -142,7 +142,7 @@ with early.exit_on_signals(), console.flushed():
     console.say("the end")
     pathlib.Path(sys.argv[1]).touch()
     if sys.argv[2] == "verdict":
-        console.hurry()
+        console.hurries = True
     if sys.argv[2] == "before":
         os.kill(os.getpid(), signal.SIGTERM)
 """

@@ -1,4 +1,4 @@
-"""Whether a failed job starts again, and with which workers: facts in, a decision with its text out. No I/O.
+"""Who takes part: whether a failed job starts again, with which workers, and who may join while it runs. No I/O.
 
 A job does not start again after a mistake in the options (exit code 64), after a signal to the launcher, if all workers
 have succeeded, or if the same failure comes twice: the same process, in the same words, from the same checkpoint, and
@@ -9,15 +9,20 @@ rejoin timeout has passed; they do not count as restarts. Then a job of MIN:MAX 
 (`Membership`). Each later restart begins with all workers, but one that was left out before has a single attempt to
 come back. With `--grow` such a restart also takes place at a checkpoint, once a missing host answers. If the workers do
 not come back then, the next one waits at least `REGROW_S`, and twice as long each time.
+
+A job has as many places as `-n` says. One is empty from the start (`--spare`), or when its worker is lost. A worker
+that joins takes one that nobody has had, else the one that was lost longest ago: the host of the last loss may still be
+down. Worker 0's is not given again: it has told the servers what to train.
 """
 import dataclasses
+import math
 from typing import List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from kvstore.errors import EXIT_USAGE
 from odsgd.launch.hostfile import Host
-from odsgd.launch.plan import LOCAL, Job, Process
+from odsgd.launch.plan import LOCAL, Job, Plan, Process
 from odsgd.launch.policy.failures import without_numbers
-from odsgd.launch.policy.judge import Verdict
+from odsgd.launch.policy.judge import Judge, Verdict
 from odsgd.launch.policy.liveness import listed
 
 REGROW_S = 60.0
@@ -148,3 +153,27 @@ class Membership:
         self._names_left_out += missing
         return Decision(True, f"going on with {len(left)} of {self.full_job.num_workers} workers, without "
                         f"{listed(missing)}; batches are dealt anew")
+
+
+def why_closed(plan: Plan, judge: Judge) -> str:
+    """Why nobody may join now, in words; empty if somebody may."""
+    if not judge.all_joined:
+        return "it is still starting; join it once it trains"
+    if judge.workers_ended_at is not None:
+        return "its workers have finished"
+    if next_place(plan, judge) is None:
+        return "no place is empty: each of its workers is there, or worker 0 is lost; launch it with --spare to grow"
+    return ""
+
+
+def empty_places(plan: Plan, judge: Judge) -> List[Process]:
+    """The processes of the empty places."""
+    members = judge.members
+    return [one for one in (*plan.workers[1:], *plan.spare)
+            if one.name not in members or members[one.name].part == "lost"]
+
+
+def next_place(plan: Plan, judge: Judge) -> Optional[Process]:
+    """The process of the empty place that the next worker takes."""
+    members, empty = judge.members, empty_places(plan, judge)
+    return min(empty, key=lambda one: members[one.name].lost_at if one.name in members else -math.inf, default=None)

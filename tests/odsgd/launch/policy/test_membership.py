@@ -10,7 +10,7 @@ from odsgd.launch.hosts.check import ASKED_EVERY_S, MissingHosts
 from odsgd.launch.plan import LOCAL, Job, Process, make_plan
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge, Verdict
-from odsgd.launch.policy.restarts import Attempt, Decision, Membership, decide
+from odsgd.launch.policy.membership import Attempt, Decision, Membership, decide
 from tests.integration.launching import stand_in_ssh
 from tests.jobs import until
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
