@@ -35,8 +35,8 @@ from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending, Ring, TrafficSettings, Transport
 from kvstore.transports.mpi import check_job, check_place
+from kvstore.transports.ring import Cuts, Halves, Owner, part
 from kvstore.transports.rounds import on_ring
-from kvstore.transports.sharded import Cuts, Halves, Owner, part
 
 ENDLESS = timedelta(days=365)
 """gloo's own timeout: each store has its own deadline."""

@@ -24,8 +24,8 @@ from kvstore.messages.seam import Export, Pending, Ring, Setup, State, TrafficSe
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import from_bytes
 from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, VersionedAnswer
+from kvstore.transports.ring import Owner, PartRound
 from kvstore.transports.rounds import Messages, Round
-from kvstore.transports.sharded import Owner, PartRound
 from kvstore.transports.turns import LateAnswer, Turns
 from kvstore.weights.servers.shard import Shard
 
