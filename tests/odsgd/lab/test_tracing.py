@@ -12,9 +12,8 @@ import pytest
 
 from odsgd.cli import main
 from odsgd.timeline.draw import COLOURS, GREY, figure
-from odsgd.timeline.files import MERGED, read_timeline
 from odsgd.timeline.summary import begins_of, shares, table
-from odsgd.timeline.timeline import Bar, Timeline, Track
+from odsgd.timeline.timeline import MERGED, Bar, Timeline, Track, read_timeline
 from odsgd.training.step import virtual
 from tests.jobs import launch
 from tests.odsgd.training.runs import records, tiny
