@@ -6,7 +6,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Type
 import numpy as np
 
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import ending, environment, software
+from kvstore.job import agreement, ending, environment
 from kvstore.job.deadlines import CALLS, deadlines
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
@@ -112,7 +112,7 @@ class Joined:
                                 f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
                                 "none")
         answers = self.answers("software", self.timeout_s).texts() if self.worker_rank == 0 else []
-        software.compare(self, [answer.decode() for answer in answers])
+        agreement.compare_versions(self, [answer.decode() for answer in answers])
         report("met")
 
     def _given_rank(self) -> Optional[int]:

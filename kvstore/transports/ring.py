@@ -14,7 +14,7 @@ import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
-from kvstore.job import ending, software
+from kvstore.job import agreement, ending
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.messages.codecs import Plain, codec
 from kvstore.messages.finite import Check
@@ -185,6 +185,6 @@ def process(timeout_s: float) -> Rounds:
             world.close()
 
         ending.end_well(leave)
-        software.compare(rounds)
+        agreement.compare_versions(rounds)
         _shared.append(rounds)
     return _shared[0]

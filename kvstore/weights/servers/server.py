@@ -18,9 +18,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import numpy as np
 
+from kvstore._version import running_versions
 from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError, ProtocolError
-from kvstore.job import commands, ending, environment, software
+from kvstore.job import commands, ending, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
@@ -239,7 +240,7 @@ class Server:
 
     def _answer_to(self, name: str) -> bytes:
         if name == "software":
-            return software.mine().encode()
+            return running_versions().encode()
         if name == "address" and self._hub:
             return self._hub.address.encode()
         answer: bytes = getattr(self._shard, name)()
