@@ -11,24 +11,13 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.job.aside import without_waiting
-from kvstore.tracing.trace import row
+from kvstore.tracing.trace import Bar
 
 MERGED = "trace.json"
 
 Event = Dict[str, Any]
 Bounds = Tuple[float, float]
 """(latest moment by which something of a round had begun, earliest by which something had ended), on one host."""
-
-
-@dataclasses.dataclass
-class Bar:
-    """A stretch of time in which a process was busy with one stage of an iteration: `compute`, `exchange` ..."""
-
-    stage: str
-    name: str
-    start_s: float
-    end_s: float
-    args: Dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -47,9 +36,7 @@ class Track:
         return sorted((bar for bar in self.bars if bar.stage == stage), key=lambda bar: bar.start_s)
 
     def shift(self, seconds: float) -> None:
-        for bar in self.bars:
-            bar.start_s += seconds
-            bar.end_s += seconds
+        self.bars = [bar._replace(start_s=bar.start_s + seconds, end_s=bar.end_s + seconds) for bar in self.bars]
 
 
 @dataclasses.dataclass
@@ -156,7 +143,7 @@ def write(timeline: Timeline, path: Path) -> None:
     for pid, track in enumerate(timeline.tracks):
         titles: Dict[int, str] = {}
         for bar in track.bars:
-            tid, titles[tid] = row(bar.stage, bar.args)
+            tid, titles[tid] = bar.row()
             events.append({"ph": "X", "name": bar.name, "cat": bar.stage, "pid": pid, "tid": tid,
                            "ts": round(1e6 * bar.start_s, 1), "dur": round(1e6 * (bar.end_s - bar.start_s), 1),
                            "args": bar.args})
