@@ -13,7 +13,8 @@ from typing import Any, Dict, List, Protocol, Sequence
 
 import numpy as np
 
-from kvstore._version import PROGRAMS, UNKNOWN, VERSION, running_versions
+from kvstore import _version
+from kvstore._version import VERSION
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import environment
 
@@ -108,7 +109,7 @@ def compare_versions(transport: Totals, servers: Sequence[str] = ()) -> None:
 
     ProtocolError if versions of odsgd differ. If other versions differ, worker 0 prints a table.
     """
-    workers = gather_texts(transport, running_versions())
+    workers = gather_texts(transport, _version.running_versions())
     of_servers = from_worker_0(transport, "\n".join(servers).encode()).decode()
     launcher = {"launcher": os.environ["ODSGD_VERSIONS"]} if "ODSGD_VERSIONS" in os.environ else {}
     by_process = {**launcher, **{f"worker {rank}": text for rank, text in enumerate(workers) if text},
@@ -116,7 +117,7 @@ def compare_versions(transport: Totals, servers: Sequence[str] = ()) -> None:
     if len({text.split()[0] for text in by_process.values()}) > 1:
         raise ProtocolError("the processes of this job run different versions of odsgd; install the same on all hosts\n"
                             + _table(by_process))
-    if transport.worker_rank == 0 and any(len(set(column) - {UNKNOWN}) > 1
+    if transport.worker_rank == 0 and any(len(set(column) - {_version.UNKNOWN}) > 1
                                           for column in zip(*(text.split() for text in by_process.values()))):
         print("warning: the processes of this job run different versions, and may compute different bits\n"
               + _table(by_process), file=sys.stderr, flush=True)
@@ -127,6 +128,6 @@ def _table(by_process: Dict[str, str]) -> str:
     processes: Dict[str, List[str]] = collections.defaultdict(list)
     for name, text in by_process.items():
         processes[text].append(name)
-    rows = [[*PROGRAMS, ""], *([*text.split(), ", ".join(names)] for text, names in processes.items())]
+    rows = [[*_version.PROGRAMS, ""], *([*text.split(), ", ".join(names)] for text, names in processes.items())]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)

@@ -26,8 +26,10 @@ class Bar(NamedTuple):
 
     def row(self) -> Tuple[int, str]:
         """Number and name of its row."""
-        number, key = STAGES.index(self.stage), self.args.get("bucket")
-        return (number, self.stage) if self.stage != "exchange" else (number + key, f"exchange {key}")
+        number = STAGES.index(self.stage)
+        if self.stage != "exchange":
+            return number, self.stage
+        return number + self.args["bucket"], f"exchange {self.args['bucket']}"
 
 
 class Trace:

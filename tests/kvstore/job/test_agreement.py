@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvstore import _version
 from kvstore._version import VERSION
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import agreement
@@ -43,14 +44,14 @@ OURS = "0.3.0 1.9.1 1.26.4 3.11.7"
 
 def compare(*workers: str, servers: "tuple[str, ...]" = ()) -> None:
     def one(transport: InProcess) -> None:
-        agreement.running_versions = lambda: workers[transport.worker_rank]
+        _version.running_versions = lambda: workers[transport.worker_rank]
         agreement.compare_versions(transport, servers)
     Stage(len(workers)).run(one)
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "running_versions", agreement.running_versions)
+    monkeypatch.setattr(_version, "running_versions", _version.running_versions)
     monkeypatch.delenv("ODSGD_VERSIONS", raising=False)
 
 
