@@ -179,12 +179,7 @@ def process(timeout_s: float) -> Rounds:
     if not _shared:
         world = World(timeout_s)
         rounds = Rounds(world.comm, world.mpi, timeout_s)
-
-        def leave() -> None:
-            engine.wait_all()  # rounds in flight; their own deadline holds
-            world.close()
-
-        ending.end_well(leave)
+        ending.end_well(world.close)
         agreement.compare_versions(rounds)
         _shared.append(rounds)
     return _shared[0]
