@@ -85,11 +85,3 @@ def server_update(on: Recorder, call: Callable[..., None], synchronous: bool) ->
         on.add("merge", "merge", began_s, merged_s, **args)
         on.add("update", "update", merged_s, time.monotonic(), **args)
     return traced
-
-
-def server_sum(on: Recorder, call: Callable[..., None]) -> Callable[..., None]:
-    """The workers may be about to read the file."""
-    def traced(*arguments: Any) -> None:
-        on.flush()
-        call(*arguments)
-    return traced

@@ -74,13 +74,11 @@ class MpiRing(MpiTransport, Ring):
 
 def cuts(buckets: Sequence[Bucket], num_workers: int, whole: bool) -> Dict[int, Cuts]:
     """The cuts of every bucket, by id; `whole`: the optimizer needs whole parameters, so one worker owns a bucket."""
-    def bounds(number: int, size: int) -> Cuts:
-        if whole:
-            return [0 if index <= owned(number % num_workers, num_workers) else size
-                    for index in range(num_workers + 1)]
-        return [size * index // num_workers for index in range(num_workers + 1)]
-
-    return {bucket.id: bounds(number, bucket.size) for number, bucket in enumerate(buckets)}
+    ends = range(num_workers + 1)
+    if whole:
+        return {bucket.id: [0 if index <= owned(number % num_workers, num_workers) else bucket.size for index in ends]
+                for number, bucket in enumerate(buckets)}
+    return {bucket.id: [bucket.size * index // num_workers for index in ends] for bucket in buckets}
 
 
 def part(of: Cuts, worker_rank: int) -> slice:

@@ -154,13 +154,12 @@ class Server:
         self._begin(**special_keys)
         self._timeout_s = 0.0
         self._extend_silence_timeout(timeout_s)
-        self._handle_push, self._add_up = self._shard.handle_push, self._sum
+        self._handle_push = self._shard.handle_push
         if commands.trusted():  # else anyone could say where to write
             recorder.folder = trace_folder
         on = recorder.begin("server", rank, num_workers)
         if on is not None:
             self._handle_push = wraps.server_update(on, self._handle_push, synchronous)
-            self._add_up = wraps.server_sum(on, self._add_up)
         report("joined")
 
     def _begin(self, **special_keys: List[int]) -> None:
@@ -223,7 +222,7 @@ class Server:
 
     def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if key in self._sums:
-            self._add_up(key, pushed, stored)
+            self._sum(key, pushed, stored)
         elif key == self._answer_key:
             self._answer_array = stored
         else:
@@ -233,6 +232,8 @@ class Server:
                     len(self._all_workers) if self._synchronous else 1)
 
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        if recorder.on is not None:
+            recorder.on.flush()  # the workers may be about to read its file
         if self._synchronous:
             pushed.copyto(stored)  # MXNet has added up
         else:
