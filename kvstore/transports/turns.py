@@ -95,20 +95,16 @@ class Turns:
         except RuntimeError as error:  # those that wait for their turn then end without having begun
             self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
                                         f"{len(called)} threads, and no more ({error}); take fewer workers")
-        results = self._results(called)
-        if self._failure is not None:
-            raise self._failure
-        return results
-
-    def _results(self, called: List["Future[Any]"]) -> List[Any]:
-        """Let the threads run; what they return. An interruption (Ctrl-C) ends each of them at its next wait."""
         try:
             self._hand_over()
-            return [one.result() for one in called]
-        except BaseException as error:
+            results = [one.result() for one in called]
+        except BaseException as error:  # an interruption (Ctrl-C) ends each thread at its next wait
             self._failure, self._interrupted = error, True
             wait(called)
             raise
+        if self._failure is not None:
+            raise self._failure
+        return results
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         """What `call` returns; None if it fails, which ends all workers, and `run` raises the first failure."""
