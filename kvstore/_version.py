@@ -1,9 +1,13 @@
 """The version of odsgd. Both packages have it, since they are installed together, and the tag `vVERSION`."""
+import platform
 import subprocess
+import sys
 from pathlib import Path
 
 VERSION = "0.4.0"
 BUILT_FROM = "_commit.txt"
+PROGRAMS = ("odsgd", "mxnet", "numpy", "python")
+UNKNOWN = "-"
 
 
 def commit() -> str:
@@ -18,3 +22,9 @@ def commit() -> str:
         return done.stdout.decode().strip()
     built = here / BUILT_FROM
     return built.read_text(encoding="ascii").strip() if built.is_file() else ""
+
+
+def running_versions() -> str:
+    """What this process runs, in the order of `PROGRAMS`; the launcher imports neither MXNet nor, as a rule, NumPy."""
+    imported = (getattr(sys.modules.get(name), "__version__", UNKNOWN) for name in ("mxnet", "numpy"))
+    return " ".join([VERSION, *imported, platform.python_version()])

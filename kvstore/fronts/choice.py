@@ -26,12 +26,9 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
         _tell_alone(name)
         from kvstore.transports.in_process import Stage
         return Stage(1, timeout_s=timeout_s).worker(0)
-    if kind == "ring":
-        from kvstore.transports.ring import MpiRing
-        return MpiRing(timeout_s)
-    if kind == "sharded":
-        from kvstore.transports.sharded import MpiSharded
-        return MpiSharded(timeout_s)
+    if kind in ("ring", "sharded"):
+        from kvstore.transports.ring import MpiRing, MpiSharded
+        return MpiRing(timeout_s) if kind == "ring" else MpiSharded(timeout_s)
     if os.environ.get("DMLC_NUM_SERVER") == "0":
         instead = [f", or transport=\"{one}\"" for one in method.transports if one != "server"]
         raise ConfigError(f"store {name} needs servers, and this job has none (-s 0): give -s 1{''.join(instead[:1])}")

@@ -1,12 +1,21 @@
-"""Do all workers mean the same? Asked before training starts, so that a difference is named and not trained on."""
+"""Do all workers mean the same? Asked before training starts, so that a difference is named and not trained on.
+
+Different versions of odsgd do not understand each other: an error. With other versions of MXNet, NumPy or Python the
+job goes on, after one table.
+"""
+import collections
 import difflib
 import hashlib
 import json
-from typing import Any, List, Protocol
+import os
+import sys
+from typing import Any, Dict, List, Protocol, Sequence
 
 import numpy as np
 
-from kvstore.errors import ProtocolError
+from kvstore import _version
+from kvstore._version import VERSION
+from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import environment
 
 
@@ -85,3 +94,40 @@ def from_one(transport: Totals, mine: bytes) -> bytes:
     pairs = np.zeros((size + 1) // 2, np.uint16)
     pairs.view(np.uint8)[:len(mine)] = np.frombuffer(mine, np.uint8)
     return transport.total(pairs).astype(np.uint16).tobytes()[:size]
+
+
+def check_launcher() -> None:
+    """ConfigError if the launcher of this process runs another version of odsgd, before any process is called."""
+    launcher = os.environ.get("ODSGD_VERSIONS", VERSION).split()[0]
+    if launcher != VERSION:
+        raise ConfigError(f"this worker runs odsgd {VERSION} and the job that it would join {launcher}; install "
+                          f"{launcher} on this host")
+
+
+def compare_versions(transport: Totals, servers: Sequence[str] = ()) -> None:
+    """Compare the versions of all workers, the launcher and the `servers`, which worker 0 knows. Collective; waits.
+
+    ProtocolError if versions of odsgd differ. If other versions differ, worker 0 prints a table.
+    """
+    workers = gather_texts(transport, _version.running_versions())
+    of_servers = from_worker_0(transport, "\n".join(servers).encode()).decode()
+    launcher = {"launcher": os.environ["ODSGD_VERSIONS"]} if "ODSGD_VERSIONS" in os.environ else {}
+    by_process = {**launcher, **{f"worker {rank}": text for rank, text in enumerate(workers) if text},
+                  **{f"server {rank}": text for rank, text in enumerate(of_servers.splitlines())}}
+    if len({text.split()[0] for text in by_process.values()}) > 1:
+        raise ProtocolError("the processes of this job run different versions of odsgd; install the same on all hosts\n"
+                            + _table(by_process))
+    if transport.worker_rank == 0 and any(len(set(column) - {_version.UNKNOWN}) > 1
+                                          for column in zip(*(text.split() for text in by_process.values()))):
+        print("warning: the processes of this job run different versions, and may compute different bits\n"
+              + _table(by_process), file=sys.stderr, flush=True)
+
+
+def _table(by_process: Dict[str, str]) -> str:
+    """A line for each set of versions, with the processes that have it."""
+    processes: Dict[str, List[str]] = collections.defaultdict(list)
+    for name, text in by_process.items():
+        processes[text].append(name)
+    rows = [[*_version.PROGRAMS, ""], *([*text.split(), ", ".join(names)] for text, names in processes.items())]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)

@@ -1,7 +1,8 @@
-"""This process's place in its job, as environment variables tell it, and settings of the process."""
+"""This process's place in its job, as environment variables tell it; settings of the process and of connections."""
 import contextlib
 import importlib.util
 import os
+import socket
 import sys
 import time
 from typing import Iterator, List, Optional, Set
@@ -161,3 +162,15 @@ def private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 60}
+"""After so many seconds without data the kernel asks the other end, and then again."""
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel send something on a silent connection of TCP, which a firewall or a NAT would forget."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in ALIVE.items():
+        if hasattr(socket, name):  # Linux's
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)

@@ -36,6 +36,9 @@ Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]
 State = Dict[int, Saved]
 """The same by bucket id."""
 
+KINDS = ("server", "ring", "sharded")
+"""Of transports, as in `Method.transports`."""
+
 
 class Pending:
     """An answer that may still be on its way. `behind`: the arrays that have to be written before it is asked for."""
@@ -115,6 +118,7 @@ class Setup:
 class Transport:
     """What every transport offers. One instance serves one session; several may share a connection."""
 
+    kind: ClassVar[str] = ""  # one of `KINDS`
     worker_rank: int
     num_workers: int
     joins = False  # whether this worker joins by it a job that runs
@@ -234,6 +238,8 @@ class Replicated(GlobalWeights):
 class Servers(Transport, GlobalWeights):
     """Parameter servers. The calls below are for asynchronous jobs, where each push has an answer of its own."""
 
+    kind = "server"
+
     def fetch(self, bucket: Bucket, after: Array, end_round: bool = False, looks: bool = False) -> Pending:
         """The global weights as they stand once `after` has been written and the last answer is there.
 
@@ -259,6 +265,7 @@ class Servers(Transport, GlobalWeights):
 class Ring(Transport):
     """Workers that add."""
 
+    kind = "ring"
     checks_all = True  # there is no server to do it
     in_place = False  # whether `allreduce` takes one array as both
 
@@ -270,6 +277,7 @@ class Ring(Transport):
 class Sharded(Transport):
     """Workers that each own a part of every bucket."""
 
+    kind = "sharded"
     checks_all = True
 
     def part(self, bucket: Bucket) -> slice:
@@ -283,12 +291,3 @@ class Sharded(Transport):
         writes this worker's part of `out`.
         """
         raise NotImplementedError
-
-
-KINDS = {"server": Servers, "ring": Ring, "sharded": Sharded}
-"""The kinds of transport, by the names in `Method.transports`."""
-
-
-def kind_of(transport: Any) -> str:
-    """The name of a transport's kind; empty if it is not a transport."""
-    return next((name for name, kind in KINDS.items() if isinstance(transport, kind)), "")

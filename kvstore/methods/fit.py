@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Type
 
 from kvstore.errors import ConfigError, shown, unknown
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
-from kvstore.messages.seam import KINDS, Transport, kind_of
+from kvstore.messages.seam import KINDS, Transport
 from kvstore.methods.common import CodedOptions, Options
 from kvstore.methods.contract import Method, Rule, Worker
 
@@ -65,7 +65,7 @@ def transport_of(method: Type[Method], asked: Optional[str]) -> str:
 
 def fitting(method: Type[Method], options: Any, transport: Transport) -> Type[Method]:
     """The method itself; ConfigError unless it runs on this transport with these options."""
-    kind = kind_of(transport)
+    kind = transport.kind
     if not kind:
         raise ConfigError(f"store {method.name}: the transport given is a {type(transport).__name__}, expected "
                           "servers, a ring or workers with parts (kvstore.messages.seam)")

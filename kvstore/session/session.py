@@ -22,7 +22,7 @@ from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, in_fragments
 from kvstore.messages.codecs import codec
 from kvstore.messages.finite import finite, names, skips
 from kvstore.messages.header import SUM_SIZES
-from kvstore.messages.seam import GlobalWeights, Pending, Servers, Setup, Transport, kind_of
+from kvstore.messages.seam import GlobalWeights, Pending, Servers, Setup, Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step, Update, Worker
@@ -52,7 +52,7 @@ class Session:
         self.transport, self.timeout_s = transport, options.timeout_s
         self.method = method(options.in_iterations(), transport.num_workers)
         self.recorder = recorder.begin("worker", transport.worker_rank, transport.num_workers)
-        self.weights_holder = HOLDERS[kind_of(transport)](transport)
+        self.weights_holder = HOLDERS[transport.kind](transport)
         if self.recorder is not None:
             wraps.messages(self.recorder, transport, numbered=not method.asynchronous)
             wraps.iterations(self.recorder, self)
@@ -154,7 +154,7 @@ class Session:
         method = type(self.method)
         fit.check_names(method, options)
         changed = dataclasses.replace(self.method.options, **options)
-        fit.check(method, changed, kind_of(self.transport))
+        fit.check(method, changed, self.transport.kind)
         self.method = method(changed, self.transport.num_workers)
 
     def model(self) -> List[str]:

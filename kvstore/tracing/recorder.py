@@ -6,7 +6,7 @@ wrapped from outside (`wraps`), with a bar added after the operation has been qu
     recorder.span("gather", bucket, reads=grads, writes=[flat])
 
 Times are the engine's, not the times at which Python queues. The bar of an operation that has been queued begins when
-its inputs have been written and the bar before in its lane has ended; it ends when its outputs have been written.
+its inputs have been written and the bar before of its stage has ended; it ends when its outputs have been written.
 Probes measure this: operations that read these arrays and look at the clock. They delay only the next writer of the
 same arrays, on the data path an iteration later. An array that one operation writes and another reads has one probe.
 
@@ -28,7 +28,7 @@ from kvstore.engine.engine import NDArray
 from kvstore.job import commands
 from kvstore.job.aside import guarded
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
-from kvstore.tracing.trace import Event, Trace
+from kvstore.tracing.trace import Bar, Trace
 
 BEHIND_S = 0.25
 ARRAYS = 32  # of a bucket whose times of writing are kept
@@ -71,7 +71,7 @@ class Recorder(Trace):
         super().__init__(folder, {"role": role, "rank": rank, "host": socket.gethostname(), "boot": boot(),
                                   "job": job(), "workers": num_workers, "wall_s": time.time(),
                                   "monotonic_s": time.monotonic()})
-        self._events: Deque[Event] = collections.deque()
+        self._bars: Deque[Bar] = collections.deque()
         self._over = False  # or the file has failed
         self._adding, self._writing = threading.Lock(), threading.Lock()
         self._written: Dict[int, engine.CachedById] = collections.defaultdict(lambda: engine.CachedById(ARRAYS))
@@ -83,7 +83,7 @@ class Recorder(Trace):
     # -- what the rest of the package tells ----------------------------------------------------------------------
 
     @guarded("the trace")
-    def span(self, lane: str, bucket: Bucket, reads: Sequence[NDArray], writes: Sequence[NDArray],
+    def span(self, stage: str, bucket: Bucket, reads: Sequence[NDArray], writes: Sequence[NDArray],
              numbered: bool = True) -> None:
         """An operation on a bucket has been queued, which reads these arrays and writes those; none is in both.
 
@@ -92,18 +92,18 @@ class Recorder(Trace):
         asked_s = time.monotonic()
         args = {"bucket": bucket.id, "bytes": bucket.size * WIRE_DTYPE.itemsize}
         if numbered:
-            args["round"] = self.round(lane, bucket.id)
-        if lane == "exchange" and self._iteration >= 0:
+            args["round"] = self.round(stage, bucket.id)
+        if stage == "exchange" and self._iteration >= 0:
             args["iteration"] = self._iteration
         written = self._written[bucket.id]
         began = [moment for moment in map(written.get, reads) if moment is not None]
         if len(began) < len(reads):
             began.append(self.moment([array for array in reads if written.get(array) is None]))
-        ended = self._bar(lane, lane, began, writes, asked_s, **args)
+        ended = self._bar(stage, stage, began, writes, asked_s, **args)
         if len(writes) == 1:
             written.put(writes[0], ended)
 
-    def _bar(self, lane: str, name: str, began: Sequence[Moment], writes: Sequence[NDArray], asked_s: float = 0.0,
+    def _bar(self, stage: str, name: str, began: Sequence[Moment], writes: Sequence[NDArray], asked_s: float = 0.0,
              **args: int) -> Moment:
         """When it ends: once `writes` have been written."""
         ended = Moment()
@@ -111,7 +111,7 @@ class Recorder(Trace):
         def add() -> None:
             ended.s = time.monotonic()
             began_s = max(moment.s for moment in began)
-            self.add(lane, name, began_s and max(began_s, asked_s), ended.s, **args)
+            self.add(stage, name, began_s and max(began_s, asked_s), ended.s, **args)
         engine.push(add, writes, [])
         return ended
 
@@ -140,16 +140,16 @@ class Recorder(Trace):
             self._iteration = -1
 
     @guarded("the trace")
-    def add(self, lane: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
+    def add(self, stage: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
         """A bar. Two probes at almost the same time may run in the wrong order; then it has no start, and no length."""
         with self._adding:
-            super().add(lane, name, start_s or end_s, end_s, **args)
+            super().add(stage, name, start_s or end_s, end_s, **args)
 
     # -- the file ------------------------------------------------------------------------------------------------
 
-    def _put(self, event: Event) -> None:
+    def _put(self, bar: Bar) -> None:
         if not self._over:
-            self._events.append(event)
+            self._bars.append(bar)
 
     @guarded("the trace")
     def flush(self) -> None:
@@ -158,8 +158,8 @@ class Recorder(Trace):
             self._write(self._take)
 
     def _take(self) -> None:
-        while self._events:
-            super()._put(self._events.popleft())
+        while self._bars:
+            super()._put(self._bars.popleft())
         self._file.flush()
 
     def _write(self, call: Callable[[], None]) -> None:

@@ -6,22 +6,30 @@ of a job together.
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, Set, Tuple
+from typing import Any, Dict, NamedTuple, Set, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.job.aside import without_waiting
 
-LANES = ("compute", "gather", "copy", "local update", "scatter", "merge", "update", "exchange")
-"""Each is one row of a process, but exchanges of different buckets overlap: each bucket has a row (`row`)."""
-
-Event = Tuple[str, str, float, float, Dict[str, Any]]
-"""A bar: lane, name, start and end in seconds, arguments."""
+STAGES = ("compute", "gather", "copy", "local update", "scatter", "merge", "update", "exchange")
+"""Each is one row of a process, but exchanges of different buckets overlap: each bucket has a row (`Bar.row`)."""
 
 
-def row(lane: str, args: Dict[str, Any]) -> Tuple[int, str]:
-    """Number and name of the row for a bar with these `args`."""
-    number = LANES.index(lane)
-    return (number, lane) if lane != "exchange" else (number + args["bucket"], f"exchange {args['bucket']}")
+class Bar(NamedTuple):
+    """A stretch of time in which a process was busy with one stage of an iteration."""
+
+    stage: str
+    name: str
+    start_s: float
+    end_s: float
+    args: Dict[str, Any]
+
+    def row(self) -> Tuple[int, str]:
+        """Number and name of its row."""
+        number = STAGES.index(self.stage)
+        if self.stage != "exchange":
+            return number, self.stage
+        return number + self.args["bucket"], f"exchange {self.args['bucket']}"
 
 
 class Trace:
@@ -37,35 +45,35 @@ class Trace:
             raise ConfigError(f"cannot write the trace `{path}`: {error.strerror}; name another folder") from None
         self._pid = os.getpid()
         self._rows: Set[int] = set()  # that have their names
-        self._ends: Dict[str, float] = {}  # of the last bar in each lane
+        self._ends: Dict[str, float] = {}  # of the last bar of each stage
         self._rounds: Dict[Tuple[str, int], int] = {}
         self._file.write("[\n" + self._metadata("process_name", {"name": f"{about['role']} {about['rank']}"}))
         self._file.write(",\n" + self._metadata("odsgd", about))
 
-    def round(self, lane: str, bucket_id: int) -> int:
-        """Counts the operations of a lane on a bucket, from 0."""
-        number = self._rounds.get((lane, bucket_id), 0)
-        self._rounds[lane, bucket_id] = number + 1
+    def round(self, stage: str, bucket_id: int) -> int:
+        """Counts the operations of a stage on a bucket, from 0."""
+        number = self._rounds.get((stage, bucket_id), 0)
+        self._rounds[stage, bucket_id] = number + 1
         return number
 
-    def add(self, lane: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
-        """A bar; `args` are numbers, or lists of them. It begins when the one before in its lane has ended."""
+    def add(self, stage: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
+        """A bar; `args` are numbers, or lists of them. It begins when the one before of its stage has ended."""
         start_s = min(start_s, end_s)
-        if lane != "exchange":
-            start_s = max(start_s, self._ends.get(lane, 0.0))
-            self._ends[lane] = end_s = max(start_s, end_s)
-        self._put((lane, name, start_s, end_s, args))
+        if stage != "exchange":
+            start_s = max(start_s, self._ends.get(stage, 0.0))
+            self._ends[stage] = end_s = max(start_s, end_s)
+        self._put(Bar(stage, name, start_s, end_s, args))
 
-    def _put(self, event: Event) -> None:
-        lane, name, start_s, end_s, args = event
-        number, title = row(lane, args)
+    def _put(self, bar: Bar) -> None:
+        number, title = bar.row()
         if number not in self._rows:
             self._rows.add(number)
             self._file.write(",\n" + self._metadata("thread_name", {"name": title}, number)
                              + ",\n" + self._metadata("thread_sort_index", {"sort_index": number}, number))
-        numbers = ", ".join(f'"{key}": {value}' for key, value in args.items())  # json.dumps takes three times as long
-        self._file.write(f',\n{{"ph": "X", "name": "{name}", "cat": "{lane}", "pid": {self._pid}, "tid": {number}, '
-                         f'"ts": {1e6 * start_s:.1f}, "dur": {1e6 * (end_s - start_s):.1f}, "args": {{{numbers}}}}}')
+        numbers = ", ".join(f'"{key}": {value}' for key, value in bar.args.items())  # json.dumps takes longer
+        self._file.write(f',\n{{"ph": "X", "name": "{bar.name}", "cat": "{bar.stage}", "pid": {self._pid}, '
+                         f'"tid": {number}, "ts": {1e6 * bar.start_s:.1f}, '
+                         f'"dur": {1e6 * (bar.end_s - bar.start_s):.1f}, "args": {{{numbers}}}}}')
 
     def _metadata(self, name: str, args: Dict[str, Any], number: int = 0) -> str:
         return json.dumps({"ph": "M", "name": name, "pid": self._pid, "tid": number, "args": args})

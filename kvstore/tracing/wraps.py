@@ -41,13 +41,13 @@ def iterations(on: Recorder, session: Any) -> None:
         setattr(session, name, on.iterating()(getattr(session, name)))
 
 
-def update(on: Recorder, queued: QueuedOptimizer, bucket: Bucket, lane: str) -> QueuedOptimizer:
+def update(on: Recorder, queued: QueuedOptimizer, bucket: Bucket, stage: str) -> QueuedOptimizer:
     """Bars of an optimizer's steps on a worker."""
     class Traced(type(queued)):  # type: ignore[misc]
         def __call__(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float = 1.0,
                      out: Any = None) -> NDArray:
             after = super().__call__(w, grad, lr, gradient_weight, out)
-            on.span(lane, bucket, [grad] if after is w else [w, grad], [after])
+            on.span(stage, bucket, [grad] if after is w else [w, grad], [after])
             return after
 
         def copy(self, w: NDArray, out: NDArray) -> None:
@@ -84,12 +84,4 @@ def server_update(on: Recorder, call: Callable[..., None], synchronous: bool) ->
             args["round"] = on.round("update", key)
         on.add("merge", "merge", began_s, merged_s, **args)
         on.add("update", "update", merged_s, time.monotonic(), **args)
-    return traced
-
-
-def server_sum(on: Recorder, call: Callable[..., None]) -> Callable[..., None]:
-    """The workers may be about to read the file."""
-    def traced(*arguments: Any) -> None:
-        on.flush()
-        call(*arguments)
     return traced

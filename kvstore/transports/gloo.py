@@ -27,7 +27,7 @@ from torch import distributed as dist
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ConfigError, ProtocolError
-from kvstore.job import ending, environment, software
+from kvstore.job import agreement, ending, environment
 from kvstore.job.deadlines import CALLS, deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
@@ -35,8 +35,8 @@ from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending, Ring, TrafficSettings, Transport
 from kvstore.transports.mpi import check_job, check_place
+from kvstore.transports.ring import Cuts, Halves, Owner, part
 from kvstore.transports.rounds import on_ring
-from kvstore.transports.sharded import Cuts, Halves, Owner, part
 
 ENDLESS = timedelta(days=365)
 """gloo's own timeout: each store has its own deadline."""
@@ -243,7 +243,7 @@ class _Group:
             check_place("the process group's rank", self.worker_rank, self.num_workers, os.environ["DMLC_NUM_WORKER"],
                         'begin the group by `init_process_group("gloo")` alone, which takes both from the job, or '
                         "make the store before it")
-        software.compare(self)
+        agreement.compare_versions(self)
 
     def _new(self) -> Any:
         """A group of the same processes, whose messages meet no others."""

@@ -1,15 +1,14 @@
 """A whole job inside one process: workers as threads, a shard instead of servers or a ring without a network.
 
-For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The files of the
-methods run on it unchanged. Only one thread runs at a time (`turns`). The script orders the exchanges:
+For tests, for a virtual cluster, and for ``kvstore.create("local")``, a job of one worker. The files of the methods run
+on it unchanged. Only one thread runs at a time (`turns`).
 
-    stage = Stage(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
-    stage.run(lambda transport: train(transport))              # called once per worker, with its transport
+    Stage(num_workers=2).run(lambda transport: train(transport))    # called once per worker, with its transport
 """
 import collections
 import json
 import operator
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from kvstore.messages.seam import Export, Pending, Ring, Setup, State, TrafficSe
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import from_bytes
 from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, VersionedAnswer
+from kvstore.transports.ring import Owner, PartRound
 from kvstore.transports.rounds import Messages, Round
-from kvstore.transports.sharded import Owner, PartRound
 from kvstore.transports.turns import LateAnswer, Turns
 from kvstore.weights.servers.shard import Shard
 
@@ -36,15 +35,12 @@ class Stage(Turns):
     Parameters
     ----------
     num_workers : how many transports `worker` gives out
-    order : worker ranks, one per exchange, in the order in which exchanges reach the servers; None: as they come, and
-        the sums of a synchronous job in the order of the ranks
     timeout_s : how long a worker waits for its turn or its answer
     num_servers : over how many the buckets are spread
     """
 
-    def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
-                 timeout_s: float = DEFAULT_TIMEOUT_S, num_servers: int = 1) -> None:
-        super().__init__(num_workers, order, timeout_s)
+    def __init__(self, num_workers: int, timeout_s: float = DEFAULT_TIMEOUT_S, num_servers: int = 1) -> None:
+        super().__init__(num_workers, timeout_s)
         self.shards = [Shard(server, num_workers, trusted=True) for server in range(num_servers)]
         self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers
         self._stored: Dict[int, NDArray] = {}
@@ -86,7 +82,7 @@ class Stage(Turns):
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
              check: Optional[Check] = None) -> LateAnswer:
         """One worker's message; its answer is written in its place, when all have pushed or at once."""
-        self.take_turn(worker_rank)
+        self.log.append(worker_rank)
         round_ = self._rounds[bucket.id]
         late = LateAnswer(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
         round_.append((worker_rank, answer, late))
@@ -147,8 +143,7 @@ class Stage(Turns):
             answer.decode(floats, direct.stored[-HEADER:])
 
     def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
-        if self._order is None:
-            round_.sort(key=operator.itemgetter(0))
+        round_.sort(key=operator.itemgetter(0))  # so that a sum has the same bits each time
         # In place and past the engine, whose operators take longer and wait behind all queued gradients. No queued
         # operation reads or writes a message between its push and its answer.
         messages = [buffer.there() for _, buffer, _ in round_]

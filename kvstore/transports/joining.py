@@ -1,12 +1,13 @@
 """A worker's place in a job with servers, whichever way its messages take (`pslite`, `sockets`)."""
 import collections
+import functools
 import os
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import ending, environment, software
+from kvstore.job import agreement, ending, environment
 from kvstore.job.deadlines import CALLS, deadlines
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
@@ -50,7 +51,6 @@ class Joined:
         self.timeout_s, self.synchronous = timeout_s, synchronous
         self.num_workers, self.num_servers = _counts()
         self.outbox: Optional[Outbox] = None  # direct connections to the servers
-        self._pace: Optional[float] = None
         ending.end_well(disconnect)
 
     def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
@@ -89,11 +89,10 @@ class Joined:
         """Leave the job."""
         raise NotImplementedError
 
-    def pace(self, total: Callable[[np.ndarray], np.ndarray]) -> float:
-        """As `sizing.measured_pace` by sums of a store's, which is collective; once in a process."""
-        if self._pace is None:
-            self._pace = measured_pace(total, self.num_workers)
-        return self._pace
+    @functools.cached_property
+    def pace(self) -> float:
+        """As `sizing.measured_pace`, once in a process; collective, waits."""
+        return measured_pace(self.total, self.num_workers)
 
     def _hello(self, **more: Any) -> None:
         """Make the servers ours; from worker 0."""
@@ -112,7 +111,7 @@ class Joined:
                                 f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
                                 "none")
         answers = self.answers("software", self.timeout_s).texts() if self.worker_rank == 0 else []
-        software.compare(self, [answer.decode() for answer in answers])
+        agreement.compare_versions(self, [answer.decode() for answer in answers])
         report("met")
 
     def _given_rank(self) -> Optional[int]:

@@ -13,6 +13,7 @@ import os
 import re
 from typing import Any
 
+from kvstore.engine import engine
 from kvstore.errors import ConfigError, KVStoreError, LacksError
 from kvstore.job import environment
 from kvstore.job.deadlines import deadlines
@@ -59,6 +60,7 @@ class World:
             comm.Set_errhandler(self.mpi.ERRORS_RETURN)  # as mpi4py does; MPI_Testsome's errors are of no communicator
 
     def close(self) -> None:
+        engine.wait_all()  # rounds in flight; their own deadline holds
         if self._collective_end and not self.mpi.Is_finalized():
             with deadlines.within(self.timeout_s, f"the other workers did not leave within {self.timeout_s:g} s; "
                                   "under a plain mpiexec all leave together"):

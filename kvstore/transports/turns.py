@@ -8,7 +8,7 @@ import os
 import threading
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Any, Callable, Deque, Iterable, List, Optional
+from typing import Any, Callable, Deque, List, Optional
 
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
@@ -61,10 +61,9 @@ class _Waiter:
 class Turns:
     """Whose turn it is. The parameters are those of `Stage` (`in_process`)."""
 
-    def __init__(self, num_workers: int, order: Optional[Iterable[int]], timeout_s: float) -> None:
+    def __init__(self, num_workers: int, timeout_s: float) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s
         self.log: Deque[int] = collections.deque(maxlen=LOGGED)  # worker ranks in the order of their last exchanges
-        self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
         self._waiting: List[_Waiter] = []
         self._failure: Optional[BaseException] = None
         self._interrupted = False
@@ -96,20 +95,16 @@ class Turns:
         except RuntimeError as error:  # those that wait for their turn then end without having begun
             self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
                                         f"{len(called)} threads, and no more ({error}); take fewer workers")
-        results = self._results(called)
-        if self._failure is not None:
-            raise self._failure
-        return results
-
-    def _results(self, called: List["Future[Any]"]) -> List[Any]:
-        """Let the threads run; what they return. An interruption (Ctrl-C) ends each of them at its next wait."""
         try:
             self._hand_over()
-            return [one.result() for one in called]
-        except BaseException as error:
+            results = [one.result() for one in called]
+        except BaseException as error:  # an interruption (Ctrl-C) ends each thread at its next wait
             self._failure, self._interrupted = error, True
             wait(called)
             raise
+        if self._failure is not None:
+            raise self._failure
+        return results
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         """What `call` returns; None if it fails, which ends all workers, and `run` raises the first failure."""
@@ -133,8 +128,7 @@ class Turns:
         if not ready():
             if self._failure is not None:
                 raise WorkerLostError(f"another worker failed first: {self._failure}")
-            raise RoundTimeoutError(f"{what}: will not come; the others are waiting, too, or have ended, or the "
-                                    "scripted order asks for a worker that cannot come")
+            raise RoundTimeoutError(f"{what}: will not come; the others are waiting, too, or have ended")
 
     def _hand_over(self) -> None:
         """Let the longest-waiting thread run that can go on; if no thread can, the first one gets the error."""
@@ -153,14 +147,6 @@ class Turns:
 
     def rest(self, worker_rank: int) -> None:
         """A worker waits for an answer before it begins anything new, or has ended."""
-
-    def take_turn(self, worker_rank: int) -> None:
-        """Wait until the script lets this worker's exchange arrive."""
-        order = self._order
-        if order is not None:
-            self.wait_until(lambda: bool(order) and order[0] == worker_rank, f"worker {worker_rank}'s turn")
-            order.popleft()
-        self.log.append(worker_rank)
 
 
 class LateAnswer(Pending):

@@ -24,7 +24,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from kvstore.job import environment, software
+from kvstore._version import running_versions
+from kvstore.job import environment
 from odsgd.config.launch import AGENTS_CALL, NO_STORE, SET_BY_LAUNCHER, JobOptions
 from odsgd.launch.addresses import LOOPBACK, node_host
 from odsgd.launch.hostfile import Host
@@ -256,7 +257,7 @@ def _common_env(job: Job, scheduler_host: str, port: int, secret: str) -> Dict[s
     env = {"PYTHONUNBUFFERED": "1", **inherited, **job.env}  # a line should be seen when it is printed
     env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else scheduler_host, DMLC_PS_ROOT_PORT=str(port),
                DMLC_NUM_WORKER=str(job.num_workers),
-               DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
+               DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=running_versions())
     if on_sockets(job):
         env["ODSGD_WIRE"] = "sockets"
     if job.live:

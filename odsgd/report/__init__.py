@@ -2,7 +2,6 @@
 
     runs.py       the records that a run has left, and its outcome
     breakdown.py  where the time of its iterations went
-    pictures.py   accuracy, throughput, staleness, and that breakdown
-    page.py       the page, in HTML
+    page.py       the page, in HTML: accuracy, throughput, staleness, and that breakdown, with their pictures
     cli.py        the command
 """

@@ -16,9 +16,8 @@ from typing import Dict, List, Optional
 
 from kvstore.errors import ConfigError
 from odsgd.report.runs import Records, number
-from odsgd.timeline.files import read_timeline
 from odsgd.timeline.summary import Shares, common, shares
-from odsgd.timeline.timeline import Timeline
+from odsgd.timeline.timeline import Timeline, read_timeline
 
 TRACED = ("compute alone", "compute, exchange hidden", "exchange exposed", "neither")
 SAMPLED = ("not waiting", "waiting")

@@ -1,12 +1,12 @@
 """``odsgd report RUN...``"""
 import os
 from pathlib import Path
-from typing import List, Sequence
+from typing import List
 
 from kvstore.errors import ConfigError, printable
 from odsgd.config.flags import Parser
 from odsgd.report import page
-from odsgd.report.runs import Records, compared, outcome, read_records, table
+from odsgd.report.runs import compared, outcome, read_records, table
 from odsgd.tools import told_apart
 
 PAGE = "report.html"
@@ -30,16 +30,12 @@ def main(argv: List[str]) -> int:
     runs = [run._replace(name=name) for run, name in zip(read, told_apart([run.folder for run in read]))]
     print(table(list(map(outcome, runs))))
     if not options.table:
-        _write(path, runs)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(page.html(runs), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; name another file for the page (-o)") from None
+        print(f"page: {path}")
     for line in compared(list(map(outcome, runs))):
         print(printable(line))
     return 0
-
-
-def _write(path: Path, runs: Sequence[Records]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page.html(runs), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name another file for the page (-o)") from None
-    print(f"page: {path}")

@@ -166,7 +166,7 @@ def cells(outcomes: Sequence[Outcome]) -> List[List[str]]:
     if any(one.staleness for one in outcomes):
         lines[0] += ["staleness", "max", "updates/s"]
         for line, one in zip(lines[1:], outcomes):
-            line += _staleness_cells(one)
+            line += ["-"] * 3 if one.staleness is None else "{:.2f} {} {:.0f}".format(*one.staleness).split()
     return lines
 
 
@@ -206,10 +206,3 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
 
 def percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{share:.2%}".replace("%", " %")
-
-
-def _staleness_cells(one: Outcome) -> List[str]:
-    if one.staleness is None:
-        return ["-"] * 3
-    mean, maximum, updates_per_s = one.staleness
-    return [f"{mean:.2f}", str(maximum), f"{updates_per_s:.0f}"]

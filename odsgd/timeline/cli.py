@@ -7,10 +7,8 @@ from typing import List, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
-from odsgd.timeline import finish
-from odsgd.timeline.files import MERGED, home, read_timeline
 from odsgd.timeline.summary import shares, table
-from odsgd.timeline.timeline import Timeline
+from odsgd.timeline.timeline import MERGED, Timeline, finish, home, read_timeline
 from odsgd.tools import chosen, told_apart
 
 USAGE = """usage: odsgd trace merge DIR [-o FILE]

@@ -8,7 +8,8 @@ import dataclasses
 from typing import Dict, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
-from odsgd.timeline.timeline import Bar, Timeline, Track
+from kvstore.tracing.trace import Bar
+from odsgd.timeline.timeline import Timeline, Track
 from odsgd.tools import aligned
 
 Stretch = Tuple[float, float]

@@ -34,8 +34,8 @@ from kvstore.job.pulse import pulse
 from kvstore.messages.seam import Transport
 from kvstore.methods import fit
 from kvstore.tracing import recorder
-from odsgd import timeline
 from odsgd.config.train import TrainConfig
+from odsgd.timeline import timeline
 from odsgd.training import devices, models, randomness
 from odsgd.training.checkpoint import disk, manifests, mirror, resuming
 from odsgd.training.checkpoint.checkpoint import CheckpointWriter

@@ -35,10 +35,10 @@ class TracedSimulation(Simulation):
         self._waited: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # worker, bucket
         self._asked: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # when: iterations
 
-    def _bar(self, trace: Trace, lane: str, b: int, began: int, ended: int, **more: int) -> None:
+    def _bar(self, trace: Trace, stage: str, b: int, began: int, ended: int, **more: int) -> None:
         bucket = self.buckets[b]
-        trace.add(lane, lane, began / NS, ended / NS, bucket=bucket.id, bytes=bucket.size * WIRE_DTYPE.itemsize,
-                  round=trace.round(lane, bucket.id), **more)
+        trace.add(stage, stage, began / NS, ended / NS, bucket=bucket.id, bytes=bucket.size * WIRE_DTYPE.itemsize,
+                  round=trace.round(stage, bucket.id), **more)
 
     def _start(self, time: int, m: int, b: int, number: int, end: int) -> None:
         worker = self._workers[m]

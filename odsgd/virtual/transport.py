@@ -46,7 +46,7 @@ class VirtualStage(Stage):
 
     def __init__(self, cluster: VirtualCluster, timeout_s: float = DEFAULT_TIMEOUT_S,
                  trace: Optional[str] = None) -> None:
-        super().__init__(cluster.workers, None, timeout_s, cluster.servers)
+        super().__init__(cluster.workers, timeout_s, cluster.servers)
         self.cluster, self._trace = cluster, trace
         self.simulation: Optional[Simulation] = None  # from the first session on
         self._questions: Dict[Tuple[int, int], Deque[Tuple[Bucket, Buffer, LateAnswer]]] = collections.defaultdict(

@@ -24,7 +24,6 @@ import numpy as np
 from kvstore._version import VERSION
 from kvstore.errors import EXIT_FAILURE, ConfigError, ProtocolError
 from kvstore.job import commands, ending, environment
-from kvstore.job.alive import keep_alive
 from kvstore.job.pulse import pulse
 from kvstore.messages.header import FRAME
 
@@ -52,7 +51,7 @@ class Courier:
         connection.settimeout(None)
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(connection)
+            environment.keep_alive(connection)
         self._outgoing: queue.SimpleQueue[Optional[Tuple[bytes, memoryview]]] = queue.SimpleQueue()
         self._at_work = ["sends", "receives"]
         for work in (self._send, self._receive):

@@ -18,9 +18,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import numpy as np
 
+from kvstore._version import running_versions
 from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError, ProtocolError
-from kvstore.job import commands, ending, environment, software
+from kvstore.job import commands, ending, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
@@ -153,13 +154,12 @@ class Server:
         self._begin(**special_keys)
         self._timeout_s = 0.0
         self._extend_silence_timeout(timeout_s)
-        self._handle_push, self._add_up = self._shard.handle_push, self._sum
+        self._handle_push = self._shard.handle_push
         if commands.trusted():  # else anyone could say where to write
             recorder.folder = trace_folder
         on = recorder.begin("server", rank, num_workers)
         if on is not None:
             self._handle_push = wraps.server_update(on, self._handle_push, synchronous)
-            self._add_up = wraps.server_sum(on, self._add_up)
         report("joined")
 
     def _begin(self, **special_keys: List[int]) -> None:
@@ -215,7 +215,7 @@ class Server:
         with self._serving():
             self._heard()
             if key in self._sums:
-                self._add_up(key, pushed, stored)
+                self._sum(key, pushed, stored)
             elif key == self._answer_key:
                 self._answer_array = stored
             else:
@@ -229,6 +229,8 @@ class Server:
         return self._shard.may_answer_fetch(key, header, stored)
 
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        if recorder.on is not None:
+            recorder.on.flush()  # the workers may be about to read its file
         if self._synchronous:
             pushed.copyto(stored)  # MXNet has added up
         else:
@@ -236,7 +238,7 @@ class Server:
 
     def _answer_to(self, name: str) -> bytes:
         if name == "software":
-            return software.mine().encode()
+            return running_versions().encode()
         if name == "address" and self._hub:
             return self._hub.address.encode()
         answer: bytes = getattr(self._shard, name)()

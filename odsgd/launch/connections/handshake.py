@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, Collection, Dict, Optional, Sequence, Tuple
 
-from kvstore.job.alive import keep_alive
+from kvstore.job.environment import keep_alive
 from odsgd.launch.messages import Orders, SealedOrders, of_json
 
 VARIABLE = "ODSGD_AGENT_JOBS"

@@ -39,7 +39,6 @@ from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.job import environment
-from kvstore.job.alive import keep_alive
 from odsgd.launch import messages
 from odsgd.launch.addresses import LOOPBACK, own_address
 from odsgd.launch.messages import Channel, RemoteSocket, TunnelOrders, first_orders
@@ -301,7 +300,7 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
         end.setblocking(False)
         if end.family == socket.AF_INET:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    keep_alive(guarded)
+    environment.keep_alive(guarded)
     flows, poll = (Flow(guarded, plain), Flow(plain, guarded)), select.poll()
     while True:
         for flow in flows:

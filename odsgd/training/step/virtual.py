@@ -10,8 +10,8 @@ from kvstore.errors import ConfigError, KVStoreError
 from kvstore.job.aside import guarded
 from kvstore.messages.seam import Transport
 from kvstore.tracing import recorder
-from odsgd import timeline
 from odsgd.config.train import TrainConfig
+from odsgd.timeline import timeline
 from odsgd.training import models
 from odsgd.training.data import data
 from odsgd.training.loop import Training, give_up

@@ -22,6 +22,7 @@ from kvstore.state import declared
 from kvstore.transports.in_process import Stage
 from tests import paper
 from tests.kvstore.methods.test_diloco import drawn, walk
+from tests.scripted import ScriptedStage
 
 ONES = np.ones(5, np.float32)
 SHORT: Dict[str, Any] = {"H": 4, "lr_outer": 0.5, "momentum_outer": 0.5, "delay": 3}
@@ -268,7 +269,7 @@ ORDER = [0, 1, 2, 0, 1, 2, 0, 2, 1, 0, 2, 1]
 
 def evaluated(every: int, **options: Any) -> List[Any]:
     """Of 3 workers that evaluate every so many steps: of each its path, the global weights at the end, and the log."""
-    stage = Stage(3, ORDER if "replay" not in options else None, timeout_s=20)
+    stage = ScriptedStage(3, ORDER if "replay" not in options else None, timeout_s=20)
 
     def train(transport: Any) -> Any:
         store = kvstore.create("decoupled", transport, H=3, delay=2, grace=1, lr_outer=0.5, **options)

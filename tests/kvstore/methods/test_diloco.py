@@ -13,6 +13,7 @@ from kvstore.methods.contract import Worker
 from kvstore.methods.diloco import DiLoCo
 from kvstore.transports.in_process import Stage
 from tests import paper
+from tests.scripted import ScriptedStage
 
 WAYS = ["worker", "ring_worker", "sharded_worker"]
 """Of a stage: the ends of its transports."""
@@ -36,7 +37,7 @@ def walk(name: str, workers: int, steps: Any, gradient: Grads, w_0: np.ndarray, 
          ) -> List[Tuple[np.ndarray, np.ndarray, Any]]:
     """Of each worker its path, the global weights at its end, and both states. `states`: to go on from; `steps`: of all
     workers, or of each; `order`: of their exchanges; `examples`: of a batch, over which a gradient is the mean."""
-    stage = Stage(workers, order, timeout_s=60)
+    stage = ScriptedStage(workers, order, timeout_s=60)
 
     def train(transport: Any) -> Tuple[np.ndarray, np.ndarray, Any]:
         store = kvstore.create(name, transport, **options)

@@ -17,7 +17,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.session.session import Session
 from kvstore.tracing import recorder as trace
-from kvstore.tracing.trace import LANES
+from kvstore.tracing.trace import STAGES
 from kvstore.transports.in_process import Stage
 from tests.jobs import ROOT, Result, environment, until
 from tests.scenarios import Scenario, train
@@ -37,12 +37,12 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[trace.
 
 
 def events(tmp_path: Path) -> Dict[str, List[Dict[str, Any]]]:
-    """The bars of worker 0, by lane."""
+    """The bars of worker 0, by stage."""
     mx.nd.waitall()
     assert trace.on is not None
     trace.on.close()
     bars = [event for event in json.loads((tmp_path / "worker-0.json").read_text()) if event["ph"] == "X"]
-    return {lane: [bar for bar in bars if bar["cat"] == lane] for lane in LANES}
+    return {stage: [bar for bar in bars if bar["cat"] == stage] for stage in STAGES}
 
 
 def a_bucket() -> Bucket:

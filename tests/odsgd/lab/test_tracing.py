@@ -10,11 +10,11 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
+from kvstore.tracing.trace import Bar
 from odsgd.cli import main
 from odsgd.timeline.draw import COLOURS, GREY, figure
-from odsgd.timeline.files import MERGED, read_timeline
 from odsgd.timeline.summary import begins_of, shares, table
-from odsgd.timeline.timeline import Bar, Timeline, Track
+from odsgd.timeline.timeline import MERGED, Timeline, Track, read_timeline
 from odsgd.training.step import virtual
 from tests.jobs import launch
 from tests.odsgd.training.runs import records, tiny

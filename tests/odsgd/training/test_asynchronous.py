@@ -19,6 +19,7 @@ from odsgd.training.evaluation import Evaluator
 from odsgd.training.stability import Steps, warnings_about
 from odsgd.training.step.passes import NetworkPasses
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
+from tests.scripted import ScriptedStage
 
 WORKERS = 5
 ITERATIONS = 12
@@ -33,7 +34,7 @@ def order(first: int, last: int, every: int = 1, workers: int = WORKERS) -> List
 
 def train_in_order(config: TrainConfig, first: int, last: int, every: int = 1, workers: int = WORKERS) -> None:
     """Iterations first + 1 to last."""
-    cluster = Stage(workers, order=order(first, last, every, workers))
+    cluster = ScriptedStage(workers, order=order(first, last, every, workers))
     cluster.run(lambda transport: loop.Training(config, transport).run())
     assert list(cluster.log) == order(first, last, every, workers)
 
@@ -96,7 +97,7 @@ def test_an_asynchronous_run_is_resumed_with_the_options_of_its_store(tmp_path: 
 def test_nobody_waits_at_the_end_of_an_epoch_and_each_is_evaluated(tmp_path: Path) -> None:
     """Worker 0 has two epochs done before worker 1 begins."""
     ends, two = [0] * 10 + [1] * 15 + [0] * 5, dict(kvstore="asgd", lr=0.05, checkpoint_every=0)
-    cluster = Stage(2, order=ends)
+    cluster = ScriptedStage(2, order=ends)
     cluster.run(lambda transport: loop.Training(tiny(tmp_path / "run", epochs=3, **two), transport).run())
     assert list(cluster.log) == ends
     first, second, last = records(tmp_path / "run", "epoch")
@@ -139,7 +140,7 @@ def test_the_last_epoch_of_a_worker_ends_when_it_is_through_and_not_the_slowest(
         iterate(run, xs, ys)
     monkeypatch.setattr(loop.Training, "_iterate", slow)
     config = tiny(tmp_path, kvstore="asgd", lr=0.05, checkpoint_every=0)
-    Stage(2, order=[0] * 10 + [1] * 10).run(lambda transport: loop.Training(config, transport).run())
+    ScriptedStage(2, order=[0] * 10 + [1] * 10).run(lambda transport: loop.Training(config, transport).run())
     assert now[0] > 5000 and all(record["iteration_ms"] < 100 for record in records(tmp_path, "epoch"))
     assert records(tmp_path, "staleness")[0]["updates_per_s"] < 0.1
 
@@ -184,7 +185,7 @@ def test_an_epoch_whose_evaluation_a_job_did_not_live_to_see_is_evaluated_when_i
 
 def test_staleness_is_a_result_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny(tmp_path, **ASYNC, kvstore="asgd")
-    cluster = Stage(WORKERS, order=list(range(WORKERS)) * ITERATIONS)
+    cluster = ScriptedStage(WORKERS, order=list(range(WORKERS)) * ITERATIONS)
     cluster.run(lambda transport: loop.Training(config, transport).run())
     found = json.loads((tmp_path / "staleness.json").read_text())
     # In turns, every gradient but the first of each worker is M - 1 updates old; worker m's first m.
@@ -240,7 +241,7 @@ def test_every_workers_own_iteration_is_its_clock(tmp_path: Path) -> None:
     """All workers of a job that takes turns in whole epochs train with the rate of the epoch they are in."""
     config = tiny(tmp_path, **{**ASYNC, "lr": 0.08}, kvstore="asgd", lr_step_epochs="1", lr_factor=0.5)
     in_turns = [rank for _ in range(3) for rank in range(WORKERS) for _ in range(4)]
-    cluster = Stage(WORKERS, order=in_turns)
+    cluster = ScriptedStage(WORKERS, order=in_turns)
     cluster.run(lambda transport: loop.Training(config, transport).run())
     assert staleness(tmp_path)["lr_mean"] == pytest.approx((0.08 + 0.04 + 0.04) / 3)
     assert [record["lr"] for record in records(tmp_path, "epoch")] == [0.08, 0.04, 0.04]

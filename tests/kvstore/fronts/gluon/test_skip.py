@@ -11,6 +11,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import DivergedError
 from kvstore.messages import finite
 from kvstore.transports.in_process import InProcess, Stage
+from tests.scripted import ScriptedStage
 
 TARGETS = (0.0, 2.0, 5.0)
 LR, LR_LOCAL, MOMENTUM, W_0, STEPS = 0.25, 0.125, 0.5, 4.0, 6
@@ -78,7 +79,7 @@ def test_a_round_that_is_not_finite_is_left_out(name: str, kind: Optional[str], 
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite, "_lines", itertools.count(1))
     order = list(range(len(TARGETS))) * STEPS if methods.find(name).asynchronous else None
-    stage = Stage(len(TARGETS), order)
+    stage = ScriptedStage(len(TARGETS), order)
 
     def work(transport: Any) -> List[float]:
         store = kvstore.create(name, transport, on_nan="skip", **options)

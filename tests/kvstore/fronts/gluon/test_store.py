@@ -18,6 +18,7 @@ from kvstore.fronts.gluon.lanes import FLATS
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.messages.seam import Ring, Saved, Transport
 from kvstore.transports.in_process import Stage
+from tests.scripted import ScriptedStage
 
 autograd, gluon = mx.autograd, mx.gluon
 
@@ -32,7 +33,7 @@ def make(name: str = "ssgd", workers: int = 1, transport: Optional[Transport] = 
 def path(name: str, targets: Sequence[float], iterations: int, order: Optional[Sequence[int]] = None,
          **options: Any) -> List[List[float]]:
     """Global weights after each iteration: worker m descends (w - targets[m])^2 / 2 from w = 4 with lr 1/2."""
-    cluster = Stage(len(targets), order)
+    cluster = ScriptedStage(len(targets), order)
 
     def work(transport: Transport) -> List[float]:
         store = make(name, transport=transport, **options)
@@ -64,7 +65,7 @@ def test_all_workers_of_an_asynchronous_store_see_the_same_global_weights(name: 
 
 def elastic_path(name: str, targets: Sequence[float], iterations: int, **options: Any) -> List[List[float]]:
     """As `path`, by turns: the weights that each worker takes its next gradient at, and the centre at the end."""
-    cluster = Stage(len(targets), list(range(len(targets))) * iterations)
+    cluster = ScriptedStage(len(targets), list(range(len(targets))) * iterations)
 
     def work(transport: Transport) -> List[float]:
         store = make(name, transport=transport, T=1, alpha=0.5, **options)
@@ -94,7 +95,7 @@ def test_the_order_of_arrival_does_not_change_a_synchronous_path(order: List[int
 
 
 def test_an_order_that_cannot_happen_is_told_and_not_waited_for_ever() -> None:
-    cluster = Stage(2, order=[0, 0], timeout_s=2.0)
+    cluster = ScriptedStage(2, order=[0, 0], timeout_s=2.0)
 
     def work(transport: Transport) -> None:
         store = make(transport=transport)
@@ -117,7 +118,7 @@ def test_one_worker_may_be_an_iteration_ahead_in_odsgd_and_not_in_ssgd() -> None
         store.pushpull("w", w, w)   # returns before worker 1 has pushed, with a local step already taken
         seen.append((transport.worker_rank, w.asscalar()))
         store.wait()
-    Stage(2, order=[0, 1]).run(work)
+    ScriptedStage(2, order=[0, 1]).run(work)
     assert seen == [(0, 3.0), (1, 3.0)]
 
 
