@@ -211,9 +211,8 @@ def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
     optimizer.__dict__.update(description["settings"])
     for bucket, known_as in description.get("names", {}).items():
         optimizer.idx2name[int(bucket)] = known_as
-    multipliers = {int(bucket): both for bucket, both in description.get("multipliers", {}).items()}
-    optimizer.set_lr_mult({bucket: lr_mult for bucket, (lr_mult, _) in multipliers.items()})
-    optimizer.set_wd_mult({bucket: wd_mult for bucket, (_, wd_mult) in multipliers.items()})
+    optimizer.set_lr_mult({int(bucket): factor for bucket, factor in description.get("lr_mult", {}).items()})
+    optimizer.set_wd_mult({int(bucket): factor for bucket, factor in description.get("wd_mult", {}).items()})
     return optimizer
 
 

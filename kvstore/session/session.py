@@ -211,8 +211,9 @@ class Session:
         described = optimizers.describe(self.global_optimizer)
         asks = not optimizers.elementwise(self.global_optimizer)
         described["names"] = optimizers.names(self.global_optimizer, keys) if asks else {}
-        described["multipliers"] = {bucket.id: (bucket.first.lr_mult, bucket.first.wd_mult) for bucket in self.buckets
-                                    if self.outer is None}
+        of_parameters = self.buckets if self.outer is None else ()
+        described["lr_mult"] = {bucket.id: bucket.first.lr_mult for bucket in of_parameters}
+        described["wd_mult"] = {bucket.id: bucket.first.wd_mult for bucket in of_parameters}
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         local = self.local_optimizer

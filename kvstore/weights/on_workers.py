@@ -42,8 +42,8 @@ class WeightsOnWorkers(GlobalWeights):
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         self.buckets = setup.buckets
-        # Of a worker's gradient in a sum.
-        self.gradient_weight = 1.0 if setup.options["reduction"] == "sum" else 1.0 / self._transport.num_workers
+        # Of a worker's gradient in a sum. A method of a user's own may have no such option.
+        self.gradient_weight = 1.0 if setup.options.get("reduction") == "sum" else 1.0 / self._transport.num_workers
         optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
         for bucket in setup.buckets:
             w = weights(bucket)

@@ -55,7 +55,7 @@ def _time(value: Any) -> Quantity:
 
 
 def _rate(value: Any) -> Quantity:
-    rate = _quantity(value, _RATES, "(?: ?/s)?")
+    rate = _quantity(value, _RATES, r"(?:\s*/s)?")
     if not rate > 0:
         raise ValueError
     return rate

@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from kvstore.engine import engine
+from kvstore.errors import ConfigError
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.seam import Array, GlobalWeights, Pending
 from kvstore.methods.common import Options
@@ -126,6 +127,9 @@ class ProgramRecorder(GlobalWeights):
         return answer
 
     def fetch(self, bucket: Bucket, after: Array, end_round: bool = False, looks: bool = False) -> Pending:
+        if self._ring:
+            raise ConfigError("a worker of this method calls `fetch`, which only servers have; a ring has `exchange` "
+                              "and `allreduce`")
         return self._ask("fetch", bucket)
 
     def allreduce(self, bucket: Bucket, array: Array, lr: float) -> Pending:

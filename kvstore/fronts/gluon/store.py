@@ -107,8 +107,8 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.options.uneven == "join":
             raise ConfigError("a loss scale and uneven=\"join\" do not go together: a worker that has joined would not "
                               "hear of overflows; leave one of them out")
-        self._scaler = scaler
         self._tell_scaler = scaling.take_over(scaler)
+        self._scaler = scaler
         scaling.restore(scaler, self._saved_scale)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:

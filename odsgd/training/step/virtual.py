@@ -3,6 +3,7 @@
 The workers share the data in memory, and the machine: MXNet computes the gradients of as many at a time as there are
 cores (`odsgd.training.cli` says so before MXNet is imported).
 """
+import math
 import os
 from pathlib import Path
 
@@ -57,6 +58,6 @@ def _check_memory(config: TrainConfig, workers: int) -> None:
 
 
 def _available_nbytes() -> float:
-    """Memory that is free."""
+    """Memory that is free; infinite if the system does not say."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)

@@ -10,7 +10,8 @@ from kvstore import methods
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.header import Header
-from kvstore.methods.contract import Method
+from kvstore.methods.contract import Method, Step
+from kvstore.methods.sasgd import SparseAggregation
 from kvstore.methods.sync import SSGD, SyncRule
 from odsgd.virtual import times
 from odsgd.virtual.costs import NS
@@ -43,6 +44,20 @@ def paces(store: str, transport: str, options: Any, **cluster: Any) -> float:
 
 
 COMPUTE_3S = {"iteration": "3s"}
+
+
+class Fetching(SparseAggregation):
+    """Asks servers where there are none."""
+
+    def iterate(self, grad: Any, step: Step) -> Any:
+        self.weights_holder.fetch(self.bucket, grad)  # type: ignore[attr-defined]
+        return super().iterate(grad, step)
+
+
+def test_a_ring_has_nobody_to_fetch_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods.find("sasgd"), "worker", Fetching)
+    with pytest.raises(ConfigError, match="a worker of this method calls `fetch`, which only servers have"):
+        paces("sasgd", "ring", {}, workers=2, compute=COMPUTE_3S)
 
 
 def test_one_message_takes_both_its_links_and_the_answer_takes_them_back() -> None:
