@@ -66,7 +66,7 @@ def transport_of(method: Type[Method], asked: Optional[str]) -> str:
 def fitting(method: Type[Method], options: Any, transport: Transport) -> Type[Method]:
     """The method itself; ConfigError unless it runs on this transport with these options."""
     kind = transport.kind
-    if not kind:
+    if kind not in KINDS:
         raise ConfigError(f"store {method.name}: the transport given is a {type(transport).__name__}, expected "
                           "servers, a ring or workers with parts (kvstore.messages.seam)")
     if method.transports != ("process",):

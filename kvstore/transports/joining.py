@@ -51,6 +51,7 @@ class Joined:
         self.timeout_s, self.synchronous = timeout_s, synchronous
         self.num_workers, self.num_servers = _counts()
         self.outbox: Optional[Outbox] = None  # direct connections to the servers
+        self._pace: Optional[float] = None
         ending.end_well(disconnect)
 
     def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
@@ -89,10 +90,11 @@ class Joined:
         """Leave the job."""
         raise NotImplementedError
 
-    @functools.cached_property
-    def pace(self) -> float:
+    def pace(self, timeout_s: float) -> float:
         """As `sizing.measured_pace`, once in a process; collective, waits."""
-        return measured_pace(self.total, self.num_workers)
+        if self._pace is None:
+            self._pace = measured_pace(functools.partial(self.total, timeout_s=timeout_s), self.num_workers)
+        return self._pace
 
     def _hello(self, **more: Any) -> None:
         """Make the servers ours; from worker 0."""

@@ -53,7 +53,8 @@ class ParameterServers(Buffered):
         return self._connection.answers(name, self._timeout_s).texts()
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
-        return on_servers(parameters, traffic, self._connection.keys, self.num_workers, lambda: self._connection.pace)
+        return on_servers(parameters, traffic, self._connection.keys, self.num_workers,
+                          lambda: self._connection.pace(self._timeout_s))
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         if setup.method.startswith("__main__:"):

@@ -55,7 +55,7 @@ REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
 THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
 """How long a socket may take to appear while its process still starts."""
 MOST_UNPROVEN, UNDISTURBED_S = 64, 2.0
-"""When this many callers have not shown the certificate, further callers wait, and callers of this age are closed to
+"""When this many callers have not shown the certificate, further callers wait. A caller of this age is then closed to
 make room; a tunnel of this job calls again."""
 ROOM_NBYTES = 128 * 1024
 """Most bytes received at a time; a record of TLS has 16 KiB."""
@@ -105,6 +105,7 @@ class Tunnel:
         """The remote sockets that listen here, and whether each is still used when all have met."""
         self._unproven: Dict[ssl.SSLSocket, float] = {}
         """Callers that have not shown the certificate, oldest first, with their time. Their threads remove them."""
+        self._full = False
         self._warned: Set[str] = set()
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -118,11 +119,12 @@ class Tunnel:
         self._selector.register(channel.read_fd, selectors.EVENT_READ, functools.partial(self._read_orders, channel))
         beat_at = -math.inf
         while channel.open:
-            for key, _ in self._selector.select(LOOK_EVERY_S):
+            for key, _ in self._selector.select(FULL_S if self._full else LOOK_EVERY_S):
                 try:
                     key.data()
                 except OSError as error:  # else the caller has gone again
                     time.sleep(FULL_S if error.errno in (errno.EMFILE, errno.ENFILE) else 0)
+            self._make_room()
             if time.monotonic() - beat_at >= BEAT_EVERY_S:
                 beat_at = time.monotonic()
                 channel.send(messages.Beats({}))
@@ -213,24 +215,27 @@ class Tunnel:
         return None
 
     def _accept(self) -> None:
-        if not self._has_room():
-            time.sleep(FULL_S)
-            return
         way, (caller, _) = self._listener.accept()
         way.settimeout(SHOWN_WITHIN_S)
         guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
         self._unproven[guarded] = time.monotonic()
         if not _on_thread(self._carry_in, guarded, caller):
             del self._unproven[guarded]
+        if len(self._unproven) >= MOST_UNPROVEN:
+            self._full = True
+            self._selector.unregister(self._listener)
 
-    def _has_room(self) -> bool:
-        """Whether another caller may come in. If not, old unproven callers have to go."""
-        full = len(self._unproven) >= MOST_UNPROVEN
-        for guarded, since in list(self._unproven.items()) if full else ():
+    def _make_room(self) -> None:
+        """Close old unproven callers if others wait."""
+        if not self._full:
+            return
+        for guarded, since in list(self._unproven.items()):
             if time.monotonic() - since > UNDISTURBED_S and self._unproven.pop(guarded, 0.0):
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(guarded, socket.SHUT_RDWR)  # its thread then ends
-        return len(self._unproven) < MOST_UNPROVEN
+        if len(self._unproven) < MOST_UNPROVEN:
+            self._full = False
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _carry_in(self, guarded: ssl.SSLSocket, caller: str) -> None:
         """Connect a caller that shows the certificate to the socket that it asks for."""

@@ -18,8 +18,9 @@ from odsgd.launch.messages import Message
 from odsgd.launch.plan import Job, Plan, Process
 from odsgd.launch.policy.failures import TAIL_LINES, signal_name
 
-TICK_S = 0.1
-"""How often the loop looks at the time, and at signals: they do not end its wait."""
+TICK_S, AWAITING_TICK_S = 0.1, 0.01
+"""How often the loop looks at the time, and at signals: they do not end its wait. The second while agents are to call,
+whose port does not wake it either."""
 PING_EVERY_S = 10.0
 STARTERS_END_WITHIN_S = 1.0
 """How long all starters of lost connections together may take to end and say why; meanwhile the loop stands still."""
@@ -78,7 +79,8 @@ class Agents:
 
     def turn(self) -> None:
         """Read what has come; wait for it, but not long."""
-        for key, _ in self._selector.select(TICK_S):
+        awaits = self._listener and self._listener.waiting
+        for key, _ in self._selector.select(AWAITING_TICK_S if awaits else TICK_S):
             if self._selector.get_map().get(key.fd) == key:  # else one before it in this turn has seen to its end
                 key.data()
         if time.monotonic() - self._pinged_at >= PING_EVERY_S:

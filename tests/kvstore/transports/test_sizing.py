@@ -1,10 +1,12 @@
 """How a job's buckets are cut for its servers, without a network."""
 import collections
-from typing import Dict, List
+from typing import Dict, List, Optional
 
+import numpy as np
 import pytest
 
 from kvstore.messages.buckets import DEFAULT_NBYTES, Keys, Parameter, plan
+from kvstore.transports.joining import Joined
 from kvstore.transports.sizing import LEAST_NBYTES, SMALL_NBYTES, even_nbytes, window_nbytes
 
 KIB, MIB = 1024, 1024 * 1024
@@ -60,3 +62,21 @@ def test_buckets_grow_with_the_rate_of_the_links(floats: int, pace: float, kib: 
 
 def test_a_model_without_numbers_has_no_buckets() -> None:
     assert plan([], Keys(2), even_nbytes(0, 2, 1, True, SLOW)) == []
+
+
+class NotesItsWaits(Joined):
+    """A connection to servers that are not there; it notes how long each sum may take."""
+
+    def __init__(self) -> None:
+        self.timeout_s, self.num_workers, self._pace = 600.0, 2, None
+        self.waits_s: List[Optional[float]] = []
+
+    def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
+        self.waits_s.append(timeout_s)
+        return np.asarray(array)
+
+
+def test_the_pace_is_measured_once_within_the_time_of_the_store_that_asks() -> None:
+    connection = NotesItsWaits()
+    assert connection.pace(5.0) == connection.pace(600.0)
+    assert set(connection.waits_s) == {5.0}
