@@ -1,5 +1,4 @@
 """The version of odsgd. Both packages have it, since they are installed together, and the tag `vVERSION`."""
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -27,4 +26,4 @@ def commit() -> str:
 def running_versions() -> str:
     """What this process runs, in the order of `PROGRAMS`; the launcher imports neither MXNet nor, as a rule, NumPy."""
     imported = (getattr(sys.modules.get(name), "__version__", UNKNOWN) for name in ("mxnet", "numpy"))
-    return " ".join([VERSION, *imported, platform.python_version()])
+    return " ".join([VERSION, *imported, sys.version.split()[0]])
