@@ -32,7 +32,7 @@ class KVStoreError(RuntimeError):
 
 
 class RoundTimeoutError(KVStoreError):
-    """An answer, or a disk's, did not come within its deadline."""
+    """An answer of another process, or of a disk, did not come within its deadline."""
 
 
 class WorkerLostError(KVStoreError):

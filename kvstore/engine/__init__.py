@@ -1,1 +1,1 @@
-"""MXNet and its dependency engine: Python functions as operations, optimizers applied to flat arrays."""
+"""Python functions as operations of an engine: of MXNet's on its arrays, of ours on NumPy's."""

@@ -8,8 +8,8 @@ Two things stand in the way of a plain ``import mxnet``:
 
 A server or a worker of `odsgd train` runs no script of a user's: there `lean` makes the import short.
 
-MXNet also runs up to 15 operators as one operation of its engine, so that the gradients of several layers appear
-together: no overlap. So the backward pass is not joined.
+MXNet also joins up to 15 operators into one operation of its engine, so that the gradients of several layers appear
+together, and nothing overlaps. That is switched off for the backward pass.
 
 MXNet answers a crash with `exit`, which destroys its engine; while a thread waits for the engine, that never ends. So
 the signal gets its usual effect back, unless this is imported on another thread than the main one.

@@ -1,8 +1,8 @@
 """Operations that run when what they read is written: on MXNet's arrays by its own engine, on NumPy's by ours.
 
-An operation runs once every array it reads has been written and every array it writes has been read. Which engine that
-is, the arrays say; those of one operation are of one kind. So is what is made for a context: MXNet's, or None, which is
-NumPy's. Nothing here imports MXNet before it is given an array or a context of MXNet's.
+An operation runs once every array it reads has been written and every array it writes has been read. All its arrays are
+of one kind, which decides whose engine runs it. New arrays are made for a context: one of MXNet's, or None for NumPy's.
+Nothing here imports MXNet before it is given an array or a context of MXNet's.
 
 `memory` and `view` look at arrays in place without asking the engine, and are right only where their docstrings say so.
 """
@@ -19,13 +19,13 @@ Done = Callable[[], None]
 """Called once, by any thread: the operation is over."""
 
 
-def _mxnets() -> Any:
+def _mxnet_engine() -> Any:
     from kvstore.engine import on_mxnet
     return on_mxnet
 
 
-def _of(array: NDArray) -> Any:
-    return on_numpy if isinstance(array, on_numpy.Array) else _mxnets()
+def _engine_of(array: NDArray) -> Any:
+    return on_numpy if isinstance(array, on_numpy.Array) else _mxnet_engine()
 
 
 def is_array(value: Any) -> bool:
@@ -34,11 +34,11 @@ def is_array(value: Any) -> bool:
 
 
 def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
-    """Run `function` as an operation that reads and writes these arrays; no array in both, each once.
+    """Run `function` as an operation that reads and writes these arrays; no array is there twice.
 
     It runs on one of four threads and may block it. An exception ends the process, or comes to whoever waits.
     """
-    _of((writes or reads)[0]).push(function, reads, writes)
+    _engine_of((writes or reads)[0]).push(function, reads, writes)
 
 
 def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray],
@@ -47,21 +47,21 @@ def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: 
 
     `here`: `start` takes hardly any time, so NumPy's engine may call it on this thread.
     """
-    _of((writes or reads)[0]).push_async(start, reads, writes, here)
+    _engine_of((writes or reads)[0]).push_async(start, reads, writes, here)
 
 
 def zeros(size: int, context: Any = None) -> NDArray:
-    return on_numpy.Array(np.zeros(size, np.float32)) if context is None else _mxnets().mx.nd.zeros(size, context)
+    return on_numpy.Array(np.zeros(size, np.float32)) if context is None else _mxnet_engine().mx.nd.zeros(size, context)
 
 
 def array(values: Any, context: Any = None) -> NDArray:
     if context is None:
         return on_numpy.Array(np.array(values, np.float32))
-    return _mxnets().mx.nd.array(values, context)
+    return _mxnet_engine().mx.nd.array(values, context)
 
 
 def memory(array: NDArray) -> np.ndarray:
-    """A flat array as a NumPy array, in place and past the engine; waits until it is written.
+    """A flat array as a NumPy array, in place and without the engine; waits until it is written.
 
     For servers, which run one thing at a time: NumPy is several times faster than MXNet's own operators there.
     Nobody else may use `array` until the caller has done with it.
@@ -76,27 +76,27 @@ def view(array: NDArray) -> np.ndarray:
     For functions given to `push`, on arrays they declare, and for a few numbers that no running operation reads or
     writes. `array` must stay alive as long as the view.
     """
-    return _of(array).view(array)
+    return _engine_of(array).view(array)
 
 
 def wait_to_write(array: NDArray) -> None:
     """Wait until nothing that has been queued reads or writes `array` any more, or what it is a view of."""
-    _of(array).wait_to_write(array)
+    _engine_of(array).wait_to_write(array)
 
 
 def wait_all() -> None:
     on_numpy.wait_all()
     if "mxnet" in sys.modules:
-        _mxnets().mx.nd.waitall()
+        _mxnet_engine().mx.nd.waitall()
 
 
 ALONE = next(sys.getrefcount(array) for _, (array, _) in [(0, (object(), 0))])
-"""References to an array that nothing but a `CachedById` has."""
+"""References to an array that only a `CachedById` has, counted as `put` counts them."""
 
 
 class CachedById:
-    """Keeps what was made of at most `most` arrays. It keeps the arrays alive, too, so that an id means one array;
-    those that nobody else has any more go with the next new one.
+    """Keeps what was made of at most `most` arrays, and the arrays, so that an id means one array. A new array removes
+    those that nobody else has any more.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""The engine where MXNet is: its own, with Python functions as operations.
+"""MXNet's engine, with Python functions as operations.
 
 `fork()` waits for the engine while it holds Python's lock, which our operations need: a deadlock. So the first push
 installs a hook that waits before every fork without the lock, where a deadline can fire. The same happens at exit.
@@ -23,7 +23,7 @@ from kvstore.job import ending, environment
 _SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _ASYNC = _COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _CPU = (ctypes.c_int * 2)(1, 0)  # struct Context: device type, device id
-# FnProperty::kCPUPrioritized: a pool of its own, so that whatever computes on the CPU is not in the way.
+# FnProperty::kCPUPrioritized: threads of their own, so that what computes on the CPU is not in the way.
 _PRIORITIZED = ctypes.c_int(3)
 
 _pushed: Dict[int, Callable[..., None]] = {}  # until they have run
@@ -84,18 +84,18 @@ _run, _start = _SYNC(lambda _, number: _guarded(number)), _ASYNC(_begin)
 
 @functools.lru_cache(maxsize=None)
 def prepare() -> None:
-    """Python's lock goes soon to who wants it, and a fork first waits, where others may run and a deadline can fire."""
+    """Before the first push: threads get Python's lock soon, and a fork waits for the engine first, without it."""
     environment.shorten_switch_interval()
     os.register_at_fork(before=mx.nd.waitall)
     if sys.version_info < (3, 10):  # there subprocess forks and calls no hook; later it does not fork
         sys.addaudithook(lambda event, _: mx.nd.waitall() if event == "subprocess.Popen" else None)
 
 
-atexit.register(mx.nd.waitall)  # first, so that it comes last: a job is left before, in good order or not
+atexit.register(mx.nd.waitall)  # registered first, so it runs last: by then the process has left its job
 
 
 class PreparedCopy:
-    """A prepared call of `amp_multicast` on arrays that stay the same. It takes a fifth of the front end's time."""
+    """A prepared call of `amp_multicast` on arrays that stay the same, in a fifth of the time of MXNet's front end."""
 
     def __init__(self, sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         self._arrays = *sources, *targets  # alive as long as their handles are used

@@ -1,4 +1,4 @@
-"""The engine where MXNet is not: operations on NumPy's buffers, run by a few threads once what they read is written.
+"""Our own engine: operations on NumPy's buffers, run by a few threads once what they read is written.
 
 Each buffer has a queue of the operations that use it, in the order of the calls: those that read it run side by side,
 one that writes it runs alone. An error in an operation is kept with what it should have written; what reads that does
@@ -20,12 +20,12 @@ from kvstore.job import ending, environment
 
 THREADS = 4
 AT_ONCE = 512
-"""Floats that an array's own operators work on without a thread, where nothing stands in the way: to ask one takes
-longer."""
+"""Up to so many floats an array's own operators run on the caller's thread, if they can run now: to ask another thread
+takes longer."""
 
 
 class _Buffer:
-    """Who uses an array's memory, and who waits for it."""
+    """The operations that use an array's memory, and those that wait for it."""
 
     __slots__ = ("failure", "readers", "waiting", "writing")
 
@@ -36,7 +36,7 @@ class _Buffer:
 
 
 class _Operation:
-    """What runs once nothing is `missing`; `begins`: it is over when somebody says so. One with a `gate` only waits."""
+    """Runs once nothing is `missing`; `begins`: it is over when its `done` is called. One with a `gate` only waits."""
 
     __slots__ = ("begins", "function", "gate", "missing", "reads", "writes")
 
@@ -145,14 +145,14 @@ class _Engine:
             buffer.waiting.popleft()
             buffer.writing, buffer.readers = writes, buffer.readers + (not writes)
             operation.missing -= 1
-            if operation.gate is not None:  # who waits may go on, and is out of the way at once
+            if operation.gate is not None:  # the waiting thread goes on, and the operation is over
                 operation.gate.release()
                 free += self._leave(operation)
             elif not operation.missing:
                 free.append(operation)
 
     def wait(self, buffer: _Buffer, writes: bool) -> None:
-        """Until it is written; `writes`: until nothing uses it any more."""
+        """Wait until `buffer` is written; `writes`: until nothing uses it any more."""
         with self._lock:
             busy = buffer.writing or buffer.waiting or (writes and buffer.readers)
             if busy:
@@ -187,7 +187,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@atexit.register  # early, so that it comes late
+@atexit.register  # registered early, so that it runs late
 def _at_exit() -> None:
     try:
         wait_all()

@@ -1,5 +1,5 @@
-"""The common part of all front ends' stores: a session, its place in the job, global weights, the end of the data,
-saving. Arrays here are NumPy's; a front end turns them into its framework's.
+"""What the stores of all front ends have in common: a session, this worker's place in the job, global weights, the end
+of the data, saving. Arrays here are NumPy's; a front end turns them into its framework's.
 """
 import atexit
 import contextlib
@@ -37,7 +37,7 @@ class Snapshot(NamedTuple):
 
 class FrontEnd:
     """A store of one model. A subclass adds what depends on the script's framework: what raises NotImplementedError
-    here. Its `begin` lays out the buckets, then calls `_open`; nothing if that has been done.
+    here. The first call of its `begin` lays out the buckets and calls `_open`; later calls do nothing.
 
     Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
     same order.
@@ -46,12 +46,12 @@ class FrontEnd:
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         self.session: Session = (transport.session_class or Session)(method, options, transport)
         self._lr_local: Optional[float] = getattr(options, "lr_local", None)
-        self._about = id(sys.exc_info()[1])  # handled all along: the script's main part may be in an `except`
+        self._handled_before = id(sys.exc_info()[1])  # by an `except` around the script's main part
         self.lanes: List[Any] = []
         """Every bucket's way between the parameters and flat arrays, from the first step on."""
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
-        self._shown: List[Snapshot] = []  # this worker's own, then what the parameters hold in its place; else none
+        self._shown: List[Snapshot] = []  # this worker's own, then what is shown in its place; else empty
         self._told_unsent = False
         self._closed, self._pid = False, os.getpid()
 
@@ -75,7 +75,7 @@ class FrontEnd:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does the work of one: worker 0, or the lowest rank that the job has not lost."""
+        """Whether this worker does what one worker does for all: worker 0, or the lowest rank that is not lost."""
         return self.session.leads
 
     @property
@@ -162,7 +162,7 @@ class FrontEnd:
         weights = [self.session.global_weights(lane.bucket) for lane in self.lanes]
         for flat in weights:
             flat.wait_to_read()
-        self._idle()  # who went on sooner would push before others have fetched
+        self._idle()  # a worker that went on at once would push before others have fetched
         return Snapshot(weights, {**own, **shared})
 
     def snapshot(self) -> Snapshot:
@@ -183,7 +183,7 @@ class FrontEnd:
             yield
 
     def _show(self, snapshot: Snapshot) -> contextlib.ExitStack:
-        """Let the parameters hold a snapshot; what is returned, once closed, brings back what they have held."""
+        """Let the parameters hold a snapshot, until what is returned is closed."""
         before = self._shown[-1].weights if self._shown else self._own_weights()
         held = Snapshot(before, self._aux())
         with contextlib.ExitStack() as way_back:
@@ -202,7 +202,7 @@ class FrontEnd:
         self._set_aux(snapshot.aux)
 
     def _own_weights(self) -> List[NDArray]:
-        """This worker's, by bucket, as the session has them, too."""
+        """This worker's own weights, by bucket. The session has them, too."""
         return [self.session.w_local[lane.bucket.id] for lane in self.lanes]
 
     @property
@@ -225,8 +225,8 @@ class FrontEnd:
         return self.session.memory()
 
     def close(self) -> None:
-        """Leave the job. Collective; waits. With ``uneven="join"`` and an error about, which may be one that ends the
-        script, the end of the process does it: who has failed does not join.
+        """Leave the job. Collective; waits. With ``uneven="join"``, while the script handles an error, the process
+        leaves at its end instead: the error may end the script, and a worker that has failed does not join.
         """
         if self.options.uneven == "join" and ending.handled():
             return
@@ -269,8 +269,8 @@ class FrontEnd:
         return {str(key): log_in(facts["rule"] or {}) for key, (_, facts) in self.exporting().read().items()}
 
     def exporting(self) -> Export:
-        """The same state, as it is now, in pieces to fetch between later steps; `saving.server_state` makes the same of
-        it. Waits; collective where `state_is_shared`.
+        """The global optimizer's state as it is now, in pieces to fetch between later steps, for `saving.server_state`.
+        Waits; collective where `state_is_shared`.
         """
         self._check_begun("exporting")
         if self.state_is_shared:
@@ -279,7 +279,7 @@ class FrontEnd:
         return self.session.weights_holder.exporting()
 
     def go_on_after(self, export: Export) -> None:
-        """Wait until no later push of any worker can be in it. Collective, after one or all have called `exporting`.
+        """Wait until no later push can be in `export`. Collective, after one or all workers have called `exporting`.
 
         In a synchronous job none can: its round needs the worker that asks.
         """
@@ -358,11 +358,11 @@ class FrontEnd:
         servers = self._saved_servers if self.leads else None
         updates = saving.send(self.session, *((None, 0) if servers is None else
                                               saving.for_servers(self.session, servers)))
-        if self._saved is None and not self.session.iteration:  # optimizer states alone: schedules, the warm-up follow
+        if self._saved is None and not self.session.iteration:  # schedules go on after the loaded updates
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         self.lanes = lanes
-        if environment.joined():  # the parameters hold what this worker began at by itself
+        if environment.joined():  # its parameters still hold weights of its own
             for lane in lanes:
                 lane.show(self.session.w_local[lane.bucket.id])
         self._advise()
@@ -371,7 +371,7 @@ class FrontEnd:
             atexit.register(self._join_at_exit)
 
     def _moment(self) -> List[str]:
-        """What saved states of one moment have in common, in lines; nothing: there is none."""
+        """Lines that are the same in all workers' saved states of one moment; none without a saved state."""
         if self._saved is None:
             return []
         if self.session.method.asynchronous:  # workers are not at one iteration, nor at one version
@@ -384,7 +384,7 @@ class FrontEnd:
         self._warn(self.session.advice() if self.lr_local is None else None)
 
     def _tell_unsent(self) -> None:
-        """Once, what global weights lack."""
+        """Warn once of the steps that the global weights lack."""
         unsent, every = self.session.unsent() if self.lanes else (0, 1)
         if unsent and not self._told_unsent:
             self._told_unsent = True
@@ -410,7 +410,7 @@ class FrontEnd:
         if self.options.uneven != "join":
             return 1.0, rates
         active, (floats, *theirs) = self._announce(0, *rates)
-        while floats:  # nobody's who has a gradient
+        while floats:  # the others make a sum before the iteration, to which this worker adds nothing
             self.session.transport.total(np.zeros(int(floats)))
             active, (floats, *theirs) = self._announce(0, *rates)
         if not active or self.options.reduction == "sum":
@@ -433,8 +433,8 @@ class FrontEnd:
         return int(active), np.frombuffer(theirs.astype(np.uint8).tobytes()).tolist()
 
     def _meet(self) -> None:
-        """All workers come here: those whose data have ended go on without, until all have."""
-        error = ending.handled() if id(sys.exc_info()[1]) != self._about and self.num_workers > 1 else ""
+        """Collective calls begin here: with ``uneven="join"`` this worker joins, until the data of all have ended."""
+        error = ending.handled() if id(sys.exc_info()[1]) != self._handled_before and self.num_workers > 1 else ""
         if error:
             warn_once(f"{error}; while the script handles it, it makes a call that is for all workers (global_weights, "
                       "state_dict, close and the like), and waits for the others there")
@@ -496,5 +496,5 @@ warn_once = functools.lru_cache(maxsize=None)(warn)
 
 def warn_of_own(store: str, other_ways: str = "") -> None:
     """Warn a script that saves this worker's own weights."""
-    warn_once(f"what is saved are this worker's own weights; under `{store}` the global ones are others: save inside "
-              f"`with store.global_weights():`, on all workers{other_ways}")
+    warn_once(f"what is saved are this worker's own weights, and not the global ones of `{store}`; to save those, save "
+              f"inside `with store.global_weights():`, on all workers{other_ways}")

@@ -1,4 +1,5 @@
-"""From a name and options to a method, and to this process's place in its job, or to a store in place of MXNet's.
+"""What a store is made of: the method of a name, its options, and this process's transport. And which store takes the
+place of MXNet's.
 
     odsgd:warmup=200:lr_local=0.05            a name, then options as `kvstore.create` knows them
 """
@@ -33,7 +34,7 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
         instead = [f", or transport=\"{one}\"" for one in method.transports if one != "server"]
         raise ConfigError(f"store {name} needs servers, and this job has none (-s 0): give -s 1{''.join(instead[:1])}")
     has_mxnet = environment.has_mxnet()
-    if environment.on_sockets() or not (has_mxnet or environment.in_job()):  # outside a job either says what is missing
+    if environment.on_sockets() or not (has_mxnet or environment.in_job()):  # outside a job both say what is missing
         from kvstore.transports.sockets import SocketServers
         return SocketServers(timeout_s, not method.asynchronous)
     if not has_mxnet:
@@ -45,7 +46,7 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
 def checked(name: str, transport: Union[str, Transport, None], options: Dict[str, Any],
             reach: Callable[[str, Optional[str], float], Transport] = connect,
             ) -> Tuple[Type[Method], Options, Transport]:
-    """What every front end makes its store of; `reach` waits for the job, the first time in a process."""
+    """The arguments of every front end's store. `reach` makes the transport, and waits for the job the first time."""
     with errors_in_a_job_end_it():
         if not isinstance(name, str) or not isinstance(transport, (str, Transport, type(None))):
             raise ConfigError(f"create({shown(name)}, {shown(transport)}): expected the name of a store, then a "
@@ -61,20 +62,21 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
         given = fit.options_of(method, {**written, **options})
         if not isinstance(transport, Transport):
             transport = reach(name, transport, given.timeout_s)
-        return fit.fitting(method, given, transport), given, transport
+        fit.check_on(transport, method, given)
+        return method, given, transport
 
 
 def _tell_alone(name: str) -> None:
     workers = int(os.environ.get("DMLC_NUM_WORKER" if environment.in_job() else "WORLD_SIZE") or 1)
     if workers > 1 and (environment.in_job() or environment.by_torchrun()):
         from kvstore.fronts.base import warn
-        warn(f"this job has {workers} workers, and a `{name}` store trains on this one alone, as each does for itself "
-             "(rank 0 everywhere); to train one model on all of them take another store, as `ssgd`")
+        warn(f"this job has {workers} workers, and a `{name}` store trains on this one alone; each of them "
+             "trains a model of its own, as rank 0. To train one model on all of them take another store, as `ssgd`")
 
 
 @contextlib.contextmanager
 def errors_in_a_job_end_it() -> Iterator[None]:
-    """A ConfigError before there is a transport, which would see to it, ends a process of a job by one line, too."""
+    """Let a ConfigError end a process of a job with one line, as a transport does once there is one."""
     try:
         yield
     except ConfigError:
@@ -112,13 +114,13 @@ class StandIn:
         return self.method.admits(fit.options_of(self.method, self.options))
 
     def in_place_of(self, name: str) -> Dict[str, Any]:
-        """The options where a script asks for MXNet's store `name`. Those of several workers add their gradients up."""
+        """The options where a script asks for MXNet's store `name`. MXNet's `dist` stores add gradients up."""
         adds = "dist" in name and self.method.reduces
         return {**({"reduction": "sum"} if adds else {}), **self.options}
 
 
 def stand_in(text: str) -> StandIn:
-    """The inverse of what a user writes; ConfigError for what `kvstore.create` would refuse in a worker."""
+    """The store that a user has written; ConfigError for what `kvstore.create` would refuse in a worker."""
     name, options = fit.split(text)
     method = methods.find(name)
     if method.transports == ("process",):

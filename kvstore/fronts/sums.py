@@ -1,4 +1,4 @@
-"""Arrays of every worker's by name, in few sums over the workers, outside the training loop. All calls are collective,
+"""Sums of many arrays over the workers, several arrays in one sum, outside the training loop. All calls are collective
 and wait; they give flat arrays by the same names.
 """
 from typing import Any, Callable, Iterator, List, Mapping, Tuple
@@ -22,8 +22,8 @@ def over_workers(sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray],
 
 def from_worker_0(transport: Transport, sizes: Mapping[Any, int], mine: Callable[[Any], np.ndarray],
                   exact: Mapping[Any, np.ndarray]) -> Iterator[Tuple[Any, np.ndarray]]:
-    """Worker 0's numbers: sums to which it alone adds anything. `exact`: arrays of types that single precision cannot
-    represent, whose bytes travel.
+    """Worker 0's arrays: sums to which the others add 0. `exact`: arrays that single precision cannot represent, whose
+    bytes travel.
     """
     yield from over_workers(sizes, mine if agreement.brings_own(transport) else lambda key: np.zeros(sizes[key]),
                             transport.total)
@@ -32,7 +32,7 @@ def from_worker_0(transport: Transport, sizes: Mapping[Any, int], mine: Callable
 
 
 def _together(sizes: Mapping[Any, int]) -> Iterator[List[Any]]:
-    """Groups of keys whose numbers travel in one sum."""
+    """Groups of keys whose arrays travel in one sum."""
     keys, numbers = [], 0  # type: List[Any], int
     for key, size in sizes.items():
         if keys and numbers + size > TOGETHER:

@@ -1,4 +1,4 @@
-"""Do all workers mean the same? Asked before training starts, so that a difference is named and not trained on.
+"""Checks that all workers mean the same, before training starts, so that a difference is named and not trained on.
 
 Different versions of odsgd do not understand each other: an error. With other versions of MXNet, NumPy or Python the
 job goes on, after one table.
@@ -20,19 +20,19 @@ from kvstore.job import environment
 
 
 class Totals(Protocol):
-    """What adds up over the workers: a transport, and what several share."""
+    """What makes sums over the workers: a transport, or what several transports share."""
 
     worker_rank: int
     num_workers: int
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        """As a transport's."""
+        """As `Transport.total`."""
 
 
 def check(transport: Totals, what: str, mine: List[Any]) -> None:
     """ProtocolError with a diff unless all workers, except lost ones, have the same list `mine`. Collective; waits."""
     if environment.joined():
-        return  # it is compared with what the servers know (`servers.ParameterServers`)
+        return  # `servers.ParameterServers` compares it with what the servers know
     lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
     digests = _gather(transport, digest)
@@ -76,8 +76,8 @@ def gather_texts(transport: Totals, mine: str) -> List[str]:
 
 
 def brings_own(transport: Totals) -> bool:
-    """Whether this worker's values are what it goes on with: worker 0's, which the others get by sums, and those of one
-    that has joined a running job, which gets nothing by sums."""
+    """Whether this worker goes on with its own values: worker 0, whose values the others get by sums, and a worker that
+    has joined a running job, which gets nothing by sums."""
     return transport.worker_rank == 0 or environment.joined() > 0
 
 

@@ -18,14 +18,14 @@ _failed: Set[str] = set()
 
 
 def tell(line: str) -> None:
-    """On standard error, which may be gone or full itself. In one write: another thread may say something meanwhile."""
+    """Print on standard error, which may be gone or full. In one write: another thread may print meanwhile."""
     with contextlib.suppress(OSError, ValueError):
         print(f"{line}\n", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def guarded(what: str, say: Callable[[str], None] = tell) -> Iterator[None]:
-    """An error of `what` in here goes no further; the first one of this process is said."""
+    """An error in here goes no further; `say` gets the first one of this process that is of `what`."""
     try:
         yield
     except Exception as error:
@@ -35,12 +35,12 @@ def guarded(what: str, say: Callable[[str], None] = tell) -> Iterator[None]:
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """An opener of files that waits for nobody where a pipe lies in their place."""
+    """An opener of files that does not wait for a reader if the file is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 class BackgroundThread:
-    """Does what it is given, one after the other, on a daemon thread. What fails there is said once."""
+    """Makes calls one after the other on a daemon thread. The first error is printed."""
 
     def __init__(self, what: str, most: int = 1000) -> None:
         self._what, self._calls = what, queue.Queue(most)  # type: str, queue.Queue[Callable[[], object]]
@@ -52,7 +52,7 @@ class BackgroundThread:
         return self._calls.empty()
 
     def do(self, call: Callable[[], object], within_s: float = 0.0) -> None:
-        """Do it soon. TimeoutError if after `within_s` still `most` calls wait."""
+        """Make the call soon. TimeoutError if `most` calls still wait after `within_s`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kvstore-aside", daemon=True)
             self._thread.start()
@@ -60,7 +60,7 @@ class BackgroundThread:
             raise TimeoutError(f"{self._calls.maxsize} writes wait for one that hangs")
 
     def finish(self, call: Callable[[], object], within_s: float) -> None:
-        """Do this last. TimeoutError if not all is done after `within_s`."""
+        """Make this call last. TimeoutError if not all calls are done after `within_s`."""
         done = threading.Event()
         deadline = time.monotonic() + within_s
         self.do(call, within_s)

@@ -9,9 +9,9 @@ from kvstore.errors import EXIT_DEADLINE
 from kvstore.job.ending import die
 
 CALLS = "does not make a call that is for all workers, as `global_weights` and `state_dict` are"
-"""What may be wrong where all others are alive."""
+"""What may be wrong if all others are alive."""
 STOOD_STILL_S = 5.0
-"""A sleep that lasts so much longer says that this process was stopped, or all of its host."""
+"""If a sleep lasts so much longer, this process was stopped, or its whole host."""
 
 
 class Deadlines:
@@ -37,7 +37,7 @@ class Deadlines:
             self._due[wait] = (now, now + timeout_s, message)
 
     def follow(self, what: object, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
-        """Look at `state()` now and then: not None means that something is awaited, a change that it moves on.
+        """Look at `state()` now and then: it is None if nothing is awaited, and a change means that things move on.
 
         It is overdue when nothing has moved for `timeout_s`. `state` runs on another thread; it must only look.
         """
@@ -51,7 +51,7 @@ class Deadlines:
             self._thread.start()
 
     def forget(self) -> None:
-        """This is a child of the process that waits, and has no thread of its own yet."""
+        """Forget the parent's waits and thread: this is a forked child."""
         self._due, self._followed, self._lock, self._thread = {}, {}, threading.Lock(), None
 
     def end(self, wait: object) -> None:
@@ -93,12 +93,12 @@ class Deadlines:
             time.sleep(self.TICK_S)
             now = time.monotonic()
             held_up_s = now - asleep - self.TICK_S
-            if held_up_s > STOOD_STILL_S:  # and perhaps all the job: that time does not count
+            if held_up_s > STOOD_STILL_S:  # perhaps all of the job was, too: this time does not count
                 self._put_off(held_up_s)
             with self._lock:
                 overdue = [message for _, due, message in sorted(self._due.values()) if due < now]
                 followed = list(self._followed.items())
-            # Without the lock: a look may take long, or begin and end waits itself.
+            # Without the lock: `state()` may take long, or begin and end waits itself.
             still = [(what, one) for what, one in followed if one.overdue(now)]
             with self._lock:
                 still = [(what, one) for what, one in still if self._followed.get(what) is one]
@@ -123,7 +123,7 @@ class _Followed:
         return self._last is not None
 
     def overdue(self, now: float) -> bool:
-        """A look that fails sees no movement, so the deadline stands; nothing is printed here, which could block."""
+        """If `state()` fails, nothing has moved, so the deadline stands. Nothing is printed, which could block."""
         try:
             state = self._state()
             if state is None or state != self._last:

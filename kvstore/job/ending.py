@@ -22,7 +22,7 @@ from kvstore.job.environment import who
 from kvstore.job.report import report
 
 DEAD_WITHIN_S = 5.0
-"""A process that dies waits no longer for a reader of its last words, who may be stopped."""
+"""A process that dies waits no longer for the reader of its output, which may be stopped."""
 MOST_SHOWN = 1000
 """Characters of an error that the launcher gets; the whole error is printed."""
 _script: Optional[types.FrameType] = None
@@ -52,7 +52,7 @@ def die(message: str, status: int, consequence: bool = False) -> None:
 
 
 def check_or_die(check: Optional[Callable[[Any], None]], floats: Any) -> None:
-    """What diverges ends the process; for threads on which nobody could catch the error."""
+    """Check, and end the process if the floats have diverged; for threads on which nobody could catch the error."""
     try:
         if check is not None:
             check(floats)
@@ -72,7 +72,7 @@ def die_of_errors() -> None:
             previous(kind, error, trace)  # a child of this process, whose failure is its parent's affair
             sys.stdout.flush()
             os._exit(1)
-        if isinstance(sys.stderr, io.StringIO):  # of torch.distributed's hook, around this one; nobody would read it
+        if isinstance(sys.stderr, io.StringIO):  # of torch.distributed's hook; nobody would read it
             sys.stderr = sys.__stderr__ or sys.stderr
         ours = issubclass(kind, (ConfigError, KVStoreError))
         if previous is not sys.__excepthook__ and not (ours and str(previous.__module__).startswith("torch.")):
@@ -104,7 +104,7 @@ def end_well(leave: Callable[[], None], waits: Optional[Callable[[], bool]] = No
         if os.getpid() != here:  # a child of this process, whose parent leaves the job
             return
         if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
-            die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
+            die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has printed the error
         if waits is not None and exit_status() and waits():
             die(f"ended with exit status {exit_status()}{_handled}", exit_status())
         leave()
@@ -113,7 +113,7 @@ def end_well(leave: Callable[[], None], waits: Optional[Callable[[], bool]] = No
 
 
 def _with_place(message: str, trace: Any) -> str:
-    """An error of ours says what to do, so that of its traceback the script's own line is enough."""
+    """The message with the script's own line: an error of ours says what to do, and needs no more of a traceback."""
     others = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.__file__) + os.sep
     script = [at for at in traceback.extract_tb(trace) if "site-packages" not in at.filename
               and not os.path.abspath(at.filename).startswith(others)]  # gluon.Trainer, too, stands between them
@@ -174,7 +174,7 @@ def failed() -> bool:
 
 
 def exit_status() -> int:
-    """Of a script that has ended without an error.
+    """The exit status of a script that has ended without an error.
 
     Python does not tell the number of a SystemExit that the script itself has raised, as in `raise
     SystemExit(main())`. It counts as 0: a worker that has done its part must not look as if it had failed.
@@ -183,4 +183,4 @@ def exit_status() -> int:
     at = opcode.opname[_script.f_code.co_code[_script.f_lasti]]
     left_by_call = at not in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
     status = (_status or 0) if left_by_call else 0
-    return status if isinstance(status, int) and not _has_last_words else 1  # Python's own, of a text
+    return status if isinstance(status, int) and not _has_last_words else 1  # Python's own, if it has printed a text

@@ -18,7 +18,7 @@ NO_MXNET = ("this job is on ps-lite, and this process has no MXNet, which that i
 
 @contextlib.contextmanager
 def job_folder_first() -> Iterator[None]:
-    """A server imports what is the job's own as its workers do: from the job's folder, whatever is installed."""
+    """Inside, a server imports the job's own modules as workers do: from the job's folder, whatever is installed."""
     folder = [os.environ["ODSGD_MODULES"]] if serving and "ODSGD_MODULES" in os.environ else []
     sys.path[:0] = folder
     try:
@@ -67,7 +67,7 @@ def saved_iteration() -> int:
 
 
 def has_begun() -> bool:
-    """Whether worker 0 has looked for a checkpoint in an earlier attempt of this job: what came since is the job's."""
+    """Whether worker 0 has looked for a checkpoint in an earlier attempt of this job: later ones are the job's own."""
     return "ODSGD_SAVED" in os.environ
 
 
@@ -83,7 +83,7 @@ def stand_in() -> str:
 
 
 HEARD_WITHIN_S = 10.0
-"""How much later than another a host may hear of a loss: its agent, or the way to it, may be held up."""
+"""How much later than other hosts a host may hear of a loss: its agent, or the way to it, may be held up."""
 
 
 def all_lost(ranks: Set[int]) -> bool:
@@ -97,7 +97,7 @@ def all_lost(ranks: Set[int]) -> bool:
 
 
 def lost_workers() -> Set[int]:
-    """Ranks of which no worker takes part in sums over the workers any more: the launcher has given it up
+    """Ranks whose worker takes no part in sums over the workers any more: the launcher has given it up
     (`--on-worker-loss continue`), or it was not there at the start. Asynchronous jobs only."""
     return {int(line) for line in _losses_and_joins()}
 
@@ -129,7 +129,7 @@ def joined() -> int:
 
 
 def joined_at() -> int:
-    """The iteration that the job had come to when the launcher started a worker that joins it."""
+    """The iteration that the job had come to when the launcher started this worker, which joins it."""
     return int(os.environ.get("ODSGD_JOINED_AT") or 0)
 
 
@@ -165,7 +165,7 @@ def private_files() -> Iterator[None]:
 
 
 ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 60}
-"""After so many seconds without data the kernel asks the other end, and then again."""
+"""After so many seconds without data the kernel asks the other end, and then again and again."""
 
 
 def keep_alive(connection: socket.socket) -> None:

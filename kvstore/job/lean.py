@@ -38,7 +38,7 @@ def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
 
 
 def _run_base(run: Callable[[Any], None], module: Any) -> None:
-    """Run `mxnet.base`, and have what registers operators there make their functions later."""
+    """Run `mxnet.base`, and let it register operators whose functions are made later."""
     run(module)
     register, register_np = module._init_op_module, module._init_np_op_module
     module._init_op_module = lambda root, name, make: register(root, name, functools.partial(_operator, make))

@@ -40,7 +40,7 @@ class Pulse:
         self.activity = ""
         """`training`, `evaluation`, `checkpoint`, `serving`; empty: nothing that must move on."""
         self.nbytes = 0
-        """Sent to other processes of the job, in messages of their data."""
+        """Bytes of data that were sent to other processes of the job."""
         self.more: Dict[str, Callable[[], Any]] = {}
         """Other entries of a beat, by name: functions that only look. A beat leaves out one that fails."""
         self._tell, self._waiting = tell, waiting
@@ -75,7 +75,7 @@ class Pulse:
                 "nbytes": self.nbytes, **self._more()}
 
     def _more(self) -> Dict[str, Any]:
-        """What the last looks have found. They run aside, since one that hangs must not hold up the beats."""
+        """What the functions in `more` gave last. They run on another thread: one that hangs holds up no beat."""
         if self.more and self._aside.empty:
             with contextlib.suppress(TimeoutError):
                 self._aside.finish(self._look, self.LOOKED_WITHIN_S)
@@ -105,7 +105,7 @@ microseconds, so less than a thousandth of the time."""
 
 
 def beyond(waited_s: float, lasted_s: float) -> float:
-    """What the last sample of an interval says of waiting beyond the time that this lasted; it counts in the next."""
+    """Seconds by which the waiting in an interval exceeds its length, a sample at most; they count in the next one."""
     return max(0.0, min(waited_s - lasted_s, SAMPLED_S))
 
 

@@ -18,14 +18,14 @@ def report(event: str, **fields: Any) -> None:
     """Tell the launcher, if this process has one."""
     descriptor = os.environ.get("ODSGD_REPORT_FD")
     if descriptor is not None:
-        with contextlib.suppress(OSError, ValueError):  # the launcher may be gone; it is not ours to die of that
+        with contextlib.suppress(OSError, ValueError):  # the launcher may be gone, which is no reason to die
             _tell(int(descriptor), json.dumps(dict(fields, event=event)).encode(), event == "beat")
 
 
 def _tell(descriptor: int, line: bytes, beat: bool) -> None:
-    """Write a line, and never wait for ever. What does not fit goes with the next report; of beats one is enough.
+    """Write a line, and never wait for ever. What does not fit goes with the next report; beats are dropped until then.
 
-    The end of line before it keeps it apart from whatever another process has left half written.
+    A line end before it keeps the line apart from whatever another process has left half written.
     """
     if not _telling.acquire(timeout=TOLD_WITHIN_S):
         return

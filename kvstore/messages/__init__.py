@@ -1,1 +1,1 @@
-"""What an algorithm may ask of what holds the global weights, and what travels between them. No MXNet, no sockets."""
+"""A method's calls to the holder of the global weights, and the messages between them. No MXNet, no sockets."""

@@ -2,12 +2,12 @@
 
 A bucket is one message to one server: small parameters share one, a large parameter spans several.
 
-    parameter   key: shape, dtype, multipliers                 what Gluon gives us
+    Parameter   key, name, shape, dtype, multipliers           what a front end gives us
     Segment     elements [start, stop) of one parameter, at `offset` of one bucket
     Bucket      segments side by side, one float32 array; id = the key on the wire
 
 `plan` is a pure function: the same parameters give the same buckets on every worker. Checkpoints are per parameter
-(`split`, `join`), so they outlive a plan. docs/explanation/messages.md says what shares one.
+(`split`, `join`), so they outlive a plan. docs/explanation/messages.md says which parameters share a bucket.
 """
 import dataclasses
 import math
@@ -37,7 +37,7 @@ class Parameter:
     group: int = 0
     """Only parameters of one group share a bucket: each group may have another learning rate in every step."""
     fragment: int = 0
-    """The same of fragments (`in_fragments`): each has turns of its own."""
+    """Only parameters of one fragment share a bucket: each fragment has turns of its own (`in_fragments`)."""
 
     @property
     def size(self) -> int:
@@ -82,7 +82,7 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """What the bucket begins with: a name for it that does not depend on numbers on the wire."""
+        """The place where the bucket begins: a name for it that does not depend on numbers on the wire."""
         return f"{self.first.name}@{self.segments[0].start}"
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Bucket:
 
 
 class Keys:
-    """Numbers for the wire such that MXNet sends each to the server it is meant for.
+    """Numbers for buckets on the wire, such that MXNet sends each to the server it is meant for.
 
     MXNet sends key k to server (k * 9973) % num_servers, in 32-bit arithmetic: from key LIMIT on it would
     overflow. One instance serves all stores of a process, so that two trainers never share a number.
@@ -118,7 +118,7 @@ class Keys:
 
 def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: Optional[int] = None,
          whole: bool = False) -> List[Bucket]:
-    """Lay `parameters` out in buckets of at most `nbytes`, spread over the servers by size; `whole`: one for each.
+    """Lay `parameters` out in buckets of at most `nbytes`, spread over the servers by size; `whole`: a bucket for each.
 
     `parameters` are in the order of the network's layers; packed last first, as their gradients appear.
     """
@@ -166,7 +166,7 @@ def in_fragments(parameters: Sequence[Parameter], number: int) -> List[Parameter
 
 
 def _balance(sizes: Sequence[int], number: int) -> List[int]:
-    """A server, or a fragment, for each of `sizes`: the one with the least load so far, the largest sizes first."""
+    """A server, or a fragment, for each of `sizes`: the largest size first, to the one with the least load so far."""
     load = [0] * number
     chosen = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

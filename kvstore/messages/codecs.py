@@ -18,7 +18,7 @@ THRESHOLD = 0.5  # MXNet's default
 
 
 class NotFiniteError(ValueError):
-    """A block holds NaN or infinity, and its codec has no code for them."""
+    """A block has NaN or infinity, for which its codec has no code."""
 
 
 class Codec:
@@ -167,8 +167,8 @@ class Quantize(Codec):
 
 
 class PowersOfTwo(Codec):
-    """`e3m0`, Streaming DiLoCo's: of each block of 256 the largest magnitude M, and 4 bits a float: the sign, and which
-    of 0, M/64, M/32 … M/2, M is nearest. 4.125 bits a float.
+    """`e3m0`, Streaming DiLoCo's: for each block of 256 its largest magnitude M, and for each float 4 bits: the sign,
+    and which of 0, M/64, M/32 … M/2, M is nearest. 4.125 bits a float.
 
     Error of one encoding: at most |x| / 3, or M/128 if that is more, up to rounding; or |x| where M is below 2^-119.
     NaN and infinity raise NotFiniteError.
@@ -288,11 +288,11 @@ class OneBit(_FewBits):
 
 
 class Largest(Codec):
-    """`largest:k`, SparseLoCo's: of each 4,096 floats the k largest, the place of each in 12 bits, and its value.
-    What is left out is the residual. With `largest_2bit:k` a value is one of four: the sign, and the mean magnitude of
-    those sent of its chunk that are above their average, or of the others.
+    """`largest:k`, SparseLoCo's: of each chunk of 4,096 floats the k largest, the place of each in 12 bits, and its
+    value. What is left out is the residual. With `largest_2bit:k` a value is one of four: the sign, and the mean
+    magnitude of the chunk's sent values that are above their average, or of the others.
 
-    In a method's hands alone (`sparseloco`). NaN and infinity raise NotFiniteError.
+    No option of a user's: a method sets it (`sparseloco`). NaN and infinity raise NotFiniteError.
     """
 
     residual = True
@@ -315,7 +315,7 @@ class Largest(Codec):
         first = np.argpartition(-np.abs(chunks), self._each - 1, axis=1)[:, :self._each]
         places = np.sort(first, axis=1)
         size = np.abs(np.take_along_axis(chunks, places, axis=1))
-        moved = size > 0  # where fewer have than k, the largest is sent again: four values have no 0 among them
+        moved = size > 0  # if fewer than k have, the largest is sent again: none of the four values is 0
         places = np.where(moved, places, np.take_along_axis(places, size.argmax(axis=1)[:, None], axis=1))
         sent = np.take_along_axis(chunks, places, axis=1)
         parts = message.reshape(len(chunks), self._nbytes)
@@ -347,7 +347,7 @@ class Largest(Codec):
 
 
 def _means(values: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Of each row's values that are meant; 0 where none is."""
+    """The mean of each row's values where `which` is true; 0 where it is nowhere."""
     means: np.ndarray = np.where(which, values, 0).sum(axis=1) / np.maximum(which.sum(axis=1), 1)
     return means
 

@@ -1,12 +1,12 @@
 """One bucket's messages between workers and servers, where they have a codec: gradients there, weights back.
 
-    push      c_t = code(g_t + b r_t),  r_{t+1} = g_t + b r_t - float(c_t)       r: the residual, on the worker; b is 1
-    answer    d_t = code(W_t - s_t),    s_{t+1} = s_t + float(d_t)               s: the weights as the worker has them
+    push      c_t = code(g_t + b r_t),  r_{t+1} = g_t + b r_t - float(c_t)   r: residual on the worker; b: `codec_keeps`
+    answer    d_t = code(W_t - s_t),    s_{t+1} = s_t + float(d_t)           s: the weights as the worker has them
 
-Only codecs of a few bits have a residual; r_0 = 0. Without a codec weights come back as they are. With one their
-changes come back, and the rest of a change is part of the next one; both ends keep s, s_0 = W_0. A fetch without a push
-brings W as it is and does not change s. With a `quorum` the answer to a push is empty, and the fetch that ends the
-round brings d_t.
+Only codecs of a few bits, and `largest`, have a residual; r_0 = 0. Without a codec weights come back as they are. With
+one their changes come back, and what it leaves of a change is part of the next one; both ends keep s, s_0 = W_0. A
+fetch without a push brings W as it is and does not change s. With a `quorum` the answer to a push is empty, and the
+fetch that ends the round brings d_t.
 """
 from typing import Dict
 
@@ -29,7 +29,7 @@ def answer_kind(quorum: int, header: np.ndarray) -> str:
 
 
 class CodedPush:
-    """A worker's gradients of one bucket. One at a time is on its way."""
+    """A worker's end of one bucket's pushes. One push at a time is on its way."""
 
     def __init__(self, traffic: TrafficSettings, size: int) -> None:
         self._codec = codec(traffic.codec, traffic.codec_threshold)
@@ -59,7 +59,7 @@ class CodedPush:
 
 
 class CodedAnswer:
-    """One end of the way that a bucket's weights take to one worker, or to all workers alike; it begins at `w`."""
+    """One end of the answers with a bucket's weights, to one worker or to all workers alike; s begins as `w`."""
 
     def __init__(self, traffic: TrafficSettings, w: np.ndarray) -> None:
         self._codec, self._quorum = codec(traffic.codec_weights), traffic.quorum
@@ -104,14 +104,14 @@ class WorkerBucket:
         self.push, self.answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w)
 
     def encode(self, floats: np.ndarray) -> np.ndarray:
-        """What is sent of a message beside its header; it may be in `floats` itself."""
+        """The bytes that are sent of a message beside its header; they may be in `floats` itself."""
         if floats[-1] == FETCH:
             return NOTHING
         payload = floats[:-HEADER]
         return payload.view(np.uint8) if floats[-1] == BEGIN else self.push.encode(payload)
 
     def state(self) -> Dict[str, np.ndarray]:
-        """What a checkpoint keeps: what the codec has left of the gradients."""
+        """What a checkpoint keeps: the residual, if the codec has one."""
         return {} if self.push.residual is None else {"residual": self.push.residual}
 
 
@@ -131,20 +131,20 @@ class DirectBucket:
         self._codec = codec(traffic.codec, traffic.codec_threshold)
         self._messages = [np.empty(self._codec.nbytes(size), np.uint8) for _ in range(num_workers)]
         self._decoded = np.empty(size, np.float32)
-        self._here: Dict[int, np.ndarray] = {}  # headers of pushes of this round, by rank
-        self._added = 0  # of them
+        self._here: Dict[int, np.ndarray] = {}  # headers of this round's messages, by rank
+        self._added = 0  # how many of them are in the sum
         self._answers = [CodedAnswer(traffic, self._w) for _ in range(num_workers if traffic.asynchronous else 1)]
 
     def room(self, worker_rank: int, nbytes: int) -> np.ndarray:
         """Where a worker's next message is received; ProtocolError if it has another length than expected."""
         message = self._messages[worker_rank]
-        if nbytes not in (0, message.size):  # none: a worker only asks
+        if nbytes not in (0, message.size):  # 0: a worker only asks
             raise ProtocolError(f"worker {worker_rank} sent {nbytes} bytes for a bucket of {self._w.size} floats, "
                                 f"expected {message.size}; all processes of a job must run the same version of odsgd")
         return message[:nbytes]
 
     def renew_room(self, worker_rank: int) -> None:
-        """Another worker has this rank now, and the one before it may still write into its room."""
+        """Another worker has this rank now, and messages of the one before may still be written to its room."""
         self._messages[worker_rank] = np.empty_like(self._messages[worker_rank])
 
     def add(self, worker_rank: int, header: np.ndarray) -> bool:

@@ -36,12 +36,12 @@ ADVICE = "Lower the learning rate, look at the data, or let on_nan be `skip` or 
 
 
 def names(bucket: Bucket) -> Names:
-    """The argument of `wrong` for this bucket."""
+    """The parameters of this bucket, for `wrong`."""
     return [(segment.parameter.name, segment.end) for segment in bucket.segments]
 
 
 def finite(floats: np.ndarray) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):  # NumPy 2 tells of both
+    with np.errstate(over="ignore", invalid="ignore"):  # NumPy 2 warns of both
         return math.isfinite(np.dot(floats, floats)) or bool(np.isfinite(floats).all())
 
 
@@ -55,7 +55,7 @@ def wrong(floats: np.ndarray, of: Names) -> str:
 
 def check(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], skip: bool, floats: np.ndarray
           ) -> None:
-    """DivergedError if the first `sample` floats that a worker sends of a bucket are not finite; a line with `skip`."""
+    """DivergedError if the first `sample` floats that a worker sends of a bucket are not finite; a line if `skip`."""
     where = f"worker {worker_rank}, iteration {iteration}"
     if skip:
         skips(where, names(bucket), floats, sample)

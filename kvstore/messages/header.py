@@ -25,7 +25,7 @@ COMMAND, SUM = -1, -2
 Version and lr_hi are then the number of the command or sum (`numbered`), which the answer has, too."""
 
 FRAME = struct.Struct("<qq4f")
-"""In front of a message with a codec: bucket, bytes that follow, and the same four floats."""
+"""In front of each message on a connection of our own: bucket, bytes that follow, and the four floats."""
 
 
 class Header(NamedTuple):
@@ -87,7 +87,7 @@ def sum_message(part: np.ndarray, size: int, number: int, worker_rank: int) -> n
 
 
 # A server's answer array holds raw bits: the worker that asked, which piece, how long the whole is, and the piece.
-ANSWER_FLOATS = 32 * 1024  # its length; a longer one lets TCP's windows grow
+ANSWER_FLOATS = 32 * 1024  # the array's length; a longer one lets TCP's windows grow
 _ENVELOPE = struct.Struct("<iiq")
 _PIECE_NBYTES = 4 * ANSWER_FLOATS - _ENVELOPE.size
 

@@ -4,12 +4,12 @@
     pending = holder.allreduce(bucket, grad, lr)  my gradient goes out; the sum of all workers' will come back
     array = pending.result()                      the array that holds the answer, or will
 
-There are three kinds of transport. Parameter servers hold the global weights (`Servers`). On a ring the workers only
-add (`Ring`), or each worker owns a part of every bucket (`Sharded`); `kvstore.weights.on_workers` makes `exchange` of
-that, with the global weights on every worker.
+There are three kinds of transport. Parameter servers hold the global weights (`Servers`). Without servers the workers
+only add (`Ring`), or each worker owns a part of every bucket (`Sharded`). `kvstore.weights.on_workers` makes `exchange`
+of both, with the global weights on every worker.
 
-On a real transport `result` returns at once, and MXNet's engine lets readers of the array wait. A transport in one
-process (`in_process`) may wait in it. So an algorithm calls `result` where it needs the answer.
+On a real transport `result` returns at once, and the engine lets readers of the array wait. A transport in one process
+(`in_process`) may wait in it. So an algorithm calls `result` where it needs the answer.
 
 Buffers. `exchange` copies `grad`, so the caller may go on reading it; an array from `room` is not copied and belongs to
 the transport again. A result stays valid until the second next exchange of the same bucket. The result of an
@@ -29,7 +29,7 @@ from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import THRESHOLD
 from kvstore.messages.finite import SAMPLE, Check, check, names
 
-Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
+Array = Any  # MXNet's, which has no types, or ours: flat, single precision, as long as the bucket
 
 Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]
 """What a checkpoint keeps of something: arrays by name, and facts, which are JSON."""
@@ -37,14 +37,14 @@ State = Dict[int, Saved]
 """The same by bucket id."""
 
 KINDS = ("server", "ring", "sharded")
-"""Of transports, as in `Method.transports`."""
+"""The kinds of transports, as in `Method.transports`."""
 
 
 class Pending:
     """An answer that may still be on its way. `behind`: the arrays that have to be written before it is asked for."""
 
     gone = ""
-    """Not empty: why the array does not hold the answer any more."""
+    """Why the array does not hold the answer any more; empty: it does."""
 
     def __init__(self, array: Array, behind: Sequence[Array] = ()) -> None:
         self._array, self.behind = array, behind
@@ -73,7 +73,7 @@ class TrafficSettings:
     """How a method's buckets are cut, sent and answered."""
 
     asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
-    waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
+    waits: bool = False  # whether the next iteration waits for this one's exchange, so that its latency counts
     depth: int = 1  # how many sums of a bucket are read at a time; `exchange` reads one
     codec: str = "none"  # of gradients
     codec_threshold: float = THRESHOLD
@@ -83,7 +83,7 @@ class TrafficSettings:
     whole: bool = False  # whether a bucket is one parameter, however large
     any_cut: bool = False  # whether the weights have the same bits however buckets are cut
     on_nan: str = "continue"  # when a gradient is not finite: one of `finite.ON_NAN`
-    quorum: int = 0  # pushes that a round of asynchronous servers has at least; what came of it is fetched. 0: none
+    quorum: int = 0  # pushes that a round of asynchronous servers has at least; fetches get the result. 0: no rounds
 
     @property
     def has_codec(self) -> bool:
@@ -92,7 +92,7 @@ class TrafficSettings:
 
     @property
     def own_connections(self) -> bool:
-        """Whether servers answer other than MXNet's would, so that messages take direct connections of our own."""
+        """Whether servers answer otherwise than MXNet's, so that messages take direct connections of our own."""
         return self.has_codec or self.quorum > 0
 
 
@@ -105,7 +105,7 @@ class Setup:
     optimizer: Dict[str, Any]
     buckets: Sequence[Bucket]
     traffic: TrafficSettings
-    local_step: Dict[str, Any] = field(default_factory=dict)  # a worker's own: what is the same on all
+    local_step: Dict[str, Any] = field(default_factory=dict)  # about workers' own steps: what is the same on all
 
     def command(self) -> Dict[str, Any]:
         """The payload of the commands `open` and `use`."""
@@ -121,10 +121,10 @@ class Transport:
     kind: ClassVar[str] = ""  # one of `KINDS`
     worker_rank: int
     num_workers: int
-    joins = False  # whether this worker joins by it a job that runs
+    joins = False  # whether this worker joins a running job
     checks_all = False  # whether a worker checks all that it sends with on_nan `stop` and `skip`, too
-    session_class: ClassVar[Any] = None  # the kind of `Session` that trains on it; None: the usual
-    context: Any = None  # of the arrays that it asks for: MXNet's, or None, which is NumPy's
+    session_class: ClassVar[Any] = None  # the subclass of `Session` that trains on it; None: `Session` itself
+    context: Any = None  # of the arrays that it wants: one of MXNet's, or None for NumPy's
     on_nan, iteration = "continue", 0  # the session keeps both up to date, for `finite_check`
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
@@ -147,7 +147,7 @@ class Transport:
 
 
 class Export:
-    """The global optimizer's state at the moment of the request, on its way here. In this class all of it is here."""
+    """The global optimizer's state at the moment of the request, on its way here. In this base class it has arrived."""
 
     left = 0
     """Pieces that are still to come."""
@@ -179,7 +179,7 @@ class GlobalWeights:
     adds = False  # whether workers have asked for sums alone, so that only they know W
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
-        """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
+        """Begin with `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
         raise NotImplementedError
 
     def use(self, setup: Setup, weights: Callable[[Bucket], Array], leads: bool) -> None:
@@ -204,9 +204,9 @@ class GlobalWeights:
                           "`transports = (\"ring\",)`, or call `exchange`")
 
     def room(self, bucket: Bucket) -> Optional[Array]:
-        """An array from which the next `exchange` sends without a copy, for a gradient that ends with it; None: none.
+        """An array from which the next `exchange` sends without a copy, and that the answer overwrites; None: no array.
 
-        It may be written at once, which waits in the engine.
+        It may be written at once: the engine lets the write wait.
         """
         return None
 
@@ -225,7 +225,7 @@ class GlobalWeights:
         return {}
 
     def rest(self) -> None:
-        """This worker comes to a meeting of all, or has ended: it sends nothing before all have come. Waits."""
+        """This worker meets all others, or has ended: it sends nothing before all have met. Waits."""
 
     def check(self) -> None:
         """ProtocolError if the workers' settings differ by now. Collective; may wait."""
@@ -263,11 +263,11 @@ class Servers(Transport, GlobalWeights):
 
 
 class Ring(Transport):
-    """Workers that add."""
+    """Workers that add up their arrays."""
 
     kind = "ring"
     checks_all = True  # there is no server to do it
-    in_place = False  # whether `allreduce` takes one array as both
+    in_place = False  # whether `array` and `out` of `allreduce` may be one array
 
     def allreduce(self, bucket: Bucket, array: Array, out: Array) -> Pending:
         """Begin to sum every worker's `array` into `out`, as the traffic's codec has it."""

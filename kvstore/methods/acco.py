@@ -4,8 +4,8 @@ Nabli et al., "ACCO: Accumulate while you Communicate for Communication-Overlapp
 arXiv:2406.02613.
 
 While one gradient travels the next one is computed, as in the delayed update. But one step of the optimizer takes two
-gradients: the first to arrive makes a guess of where the step will lead, a trial whose state is put back; with the
-second the step is made. So weights never lack an update, which optimizers as Adam suffer from.
+gradients: the first to arrive makes a guess of where the step will lead, a trial whose state is put back; both together
+make the step. So weights never lack an update, from which optimizers such as Adam suffer.
 
     paper          code            meaning
     theta_t        w               the weights, the same on every worker
@@ -21,8 +21,8 @@ How the two stages are cut. A pass of `iterate` begins where a gradient is there
 
 What a pass takes was sent in the passes before; so each sum has the time of a gradient to arrive in.
 
-Reading: all batches are equally large, N = N~. U has one step in two iterations, at the rate of the second.
-Reading: the global weights are theta; the one or two sums that are no part of it are kept in checkpoints.
+Reading: all batches are equally large, N = N~. U takes one step in two passes, at the rate of the pass that takes it.
+Reading: the global weights are theta; checkpoints keep the one or two sums that are not applied yet.
 Deviation: every worker holds all of theta and of the optimizer's state. The paper shards both (ZeRO): here that is
 transport `sharded`, whose owners of parts apply each sum for good, where this needs a trial first.
 Other workers after a restart (``-n MIN:MAX``): all have theta; the sums in flight are lost.
@@ -48,7 +48,7 @@ class Guessing(Worker):
         self.in_flight: Deque[Pending] = collections.deque()
 
     def iterate(self, grad: Array, step: Step) -> Array:
-        """Send a gradient; the guess by the one before, or the step by the two before."""
+        """Send a gradient; then make the guess with the gradient before it, or the step with the two before it."""
         self.last_exchange = self.weights_holder.allreduce(self.bucket, grad, step.lr)
         self.in_flight.append(self.last_exchange)
         weight = self.options.gradient_weight(self.num_workers)

@@ -19,11 +19,12 @@ How the loop is cut:
              W <- U(W, g)               `receive` → `push`
              send W                     the transport, with the version
 
-The other asynchronous methods change `push` (`dcasgd`, `softsync`, `elastic`) or the worker (`downpour`, `elastic`).
+Other asynchronous methods change `push` (`dcasgd`, `softsync`, `quorum`), `step` (`elastic`, `async_diloco`) or the
+worker (`downpour`, `elastic`, `async_diloco`, `decoupled`).
 Reading: a version counts the updates of one bucket. Buckets are updated independently, as shards are in the papers: the
 weights a worker computes on belong, within a bucket, to one version; across buckets they may differ by a few.
-Reading: U is the trainer's optimizer, so momentum is possible in all of these but elastic averaging, and weight decay
-in all. The softsync paper trains with momentum.
+Reading: U is the trainer's optimizer, so momentum is possible in all that take gradients but elastic averaging, and
+weight decay in all. The softsync paper trains with momentum.
 Other workers after a restart (``-n MIN:MAX``): nothing of a worker's own is lost; versions and counts begin at 0.
 """
 from typing import Any, ClassVar, Dict, Sequence
@@ -87,7 +88,7 @@ class AsyncRule(Rule):
         self.version += 1
 
     def skip(self, header: Header, w: np.ndarray) -> None:
-        """As if it had not been pushed."""
+        """Nothing: as if it had not been pushed."""
 
     def statistics(self) -> Dict[str, Any]:
         return {"version": self.version, "lr_sum": self.lr_sum,

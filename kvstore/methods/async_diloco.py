@@ -3,8 +3,8 @@
 Liu et al., "Asynchronous Local-SGD Training for Language Modeling", arXiv:2401.09135: Algorithm 3 (delayed Nesterov).
 
 A worker trains by itself for H steps, sends how far it has come, and goes on from the global weights right after that;
-nobody waits for anybody. With plain Nesterov's momentum late outer gradients, which resemble each other, add up to far
-too long a way. So the servers apply each of them at once, and move their momentum on every N of them only, by the mean.
+nobody waits for anybody. With plain Nesterov's momentum late outer gradients, which resemble each other, add up to
+steps that are far too long. So the servers apply each of them at once, and their momentum moves by the mean of every N.
 
     paper      code            meaning
     theta      w               the global weights
@@ -29,9 +29,9 @@ How the loop is cut. The worker's as in `diloco`. The server's, for one bucket:
 
 N = 1 and c = 0 are Nesterov's momentum with each outer gradient.
 
-Reading: a step of U, plain SGD, along what stands in the brackets; so a version is one outer gradient.
-Reading: the paper measures v (dynamic local updates, DyLU). Then a clock would decide when a worker has its turn, in a
-resumed run anew. So here v is given, by rank; without it all take H steps.
+Reading: U is plain SGD, and takes a step along what stands in the brackets; so a version is one outer gradient.
+Reading: the paper measures v (dynamic local updates, DyLU). Then a clock would decide when a worker has its turn, and
+decide anew in a resumed run. So here v is given, by rank; without it all take H steps.
 Readings of `diloco` on BatchNorm and momentum hold here. ``on_nan="skip"`` leaves a worker's round out: it goes on from
 the global weights.
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, the momentum at 0; what a worker had
@@ -57,7 +57,7 @@ class AsyncReplica(Asynchronous):
         self.anchor = w.copy()
 
     def iterate(self, x: Array, step: Step) -> Array:
-        """The end of a round: `x` are the weights that the inner steps have come to; returns the next one's."""
+        """The end of a round: `x` are the weights after its inner steps; returns those that the next one begins at."""
         self.last_exchange = self.weights_holder.exchange(self.bucket, self.anchor - x, self.options.lr_outer)
         self.anchor[:] = self.last_exchange.result()
         return self.anchor

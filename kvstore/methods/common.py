@@ -35,7 +35,7 @@ class Options:
         self.check()
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # frozen for everyone else
+        object.__setattr__(self, name, value)  # the dataclass is frozen for everyone else
 
     def check(self) -> None:
         """ConfigError for options that do not go together; fills in defaults that depend on others."""
@@ -51,7 +51,7 @@ class Options:
         return 1.0 / gradients if self.reduction == "mean" else 1.0
 
     def plain(self) -> Dict[str, Any]:
-        """As JSON and YAML have them."""
+        """The options as JSON and YAML have them."""
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def in_iterations(self, batches_per_epoch: Optional[int] = None) -> "Options":

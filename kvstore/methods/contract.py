@@ -6,7 +6,7 @@ command line, the docs and the checks can read them at once.
 
 State is declared. `arrays` names the attributes that hold arrays as long as the bucket, with their meaning: an array, a
 list of arrays, or a deque of answers in flight. `facts` names the attributes that hold JSON. Checkpoints save and
-restore them, and `store.memory()` counts them, without code in the method. They may differ from bucket to bucket.
+restore them, and `store.memory()` counts them, without code in the method. Buckets may have different ones.
 """
 import dataclasses
 from dataclasses import InitVar, dataclass
@@ -29,7 +29,7 @@ class Step:
     t: int
     lr: float  # the trainer's, for the global weights
     lr_local: float  # for a worker's own steps; the trainer's, unless `lr_local` says otherwise
-    counts: float = 1.0  # M / the workers that have data; where weights are taken, that had since the exchange before
+    counts: float = 1.0  # M / workers that have data; where weights are taken, that had since the last exchange
     samples: float = 1.0  # this worker's examples in the iteration; where weights are taken, their mean since it sent
     joined: bool = False  # this worker's data have ended: its gradient is 0, and it takes no steps
 
@@ -45,11 +45,11 @@ class Update:
         raise NotImplementedError
 
     def accrue(self, total: Array, grad: Array) -> None:
-        """total <- total + grad, unless the step along `grad` is left out, as one that is not finite can be."""
+        """total <- total + grad, unless the step along `grad` is left out because `grad` is not finite."""
         total += grad
 
     def trial(self, w: Array, grad: Array, lr: float, gradient_weight: float, out: Array) -> Array:
-        """The same, but the optimizer counts no step and its state stays."""
+        """As `__call__`, but the optimizer counts no step and keeps its state."""
         raise NotImplementedError
 
     def start(self, w: Array) -> None:
@@ -64,7 +64,7 @@ class Worker:
     arrays: ClassVar[Mapping[str, str]] = {}
     facts: ClassVar[Sequence[str]] = ()
     returned: ClassVar[str] = ""
-    """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
+    """Which of `arrays` holds what `iterate` returned last; empty: an answer does. Checkpoints keep it as `local`."""
     sends_gradient_in_place: ClassVar[bool] = False
     """Whether nothing reads a gradient after `exchange` has it, so that it may be sent from its place. Not inherited: a
     class that defines `iterate` declares it again, because its version may read the gradient after the exchange."""
@@ -162,7 +162,7 @@ class Rule:
         """A worker has closed its store, or waits until all others have come to where it is."""
 
     def statistics(self) -> Dict[str, Any]:
-        """What is of interest while it runs, as JSON."""
+        """What `store.statistics()` asks for while a run goes on, as JSON."""
         return {"version": self.version}
 
 
@@ -170,7 +170,7 @@ class Rule:
 class Traits:
     """What the steps of a job are like, for code that plans or advises.
 
-    in_flight : gradients under way at a time, each taken on weights that the others have moved on since
+    in_flight : gradients under way at a time; each is applied to weights that the others have changed since
     collected : pushes that servers collect for one update
     damped    : whether a gradient's learning rate is divided by its staleness
     momentum  : name and value of the option that is the momentum; None: it is the trainer's
@@ -200,7 +200,7 @@ class Method:
     reduces: ClassVar[bool] = True  # whether one update takes several gradients
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
-    """Not empty: it takes SGD steps itself, so the trainer's optimizer must be plain SGD; names the way to momentum."""
+    """Not empty: it takes SGD steps itself, so the trainer's optimizer must be plain SGD; says how to get momentum."""
     update_decays: ClassVar[bool] = True  # whether U adds weight decay; else the workers' gradients have it already
     resumes_from_optimizer: ClassVar[bool] = True
     """Whether the state of the global optimizer alone is enough to go on with."""
@@ -277,7 +277,7 @@ class Method:
         return [field.name for field in dataclasses.fields(cls.Options)]
 
     def traffic(self, whole: bool) -> TrafficSettings:
-        """How it uses its transport; `whole`: an optimizer wants whole parameters."""
+        """How the method uses its transport; `whole`: an optimizer needs whole parameters."""
         settings = TrafficSettings(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
                                    on_nan=self.options.on_nan, any_cut=getattr(self, "rule", Rule).by_element)
         if not isinstance(self.options, CodedOptions):

@@ -3,8 +3,8 @@
 Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017; Eq. 4-6 of Xu et al.,
 "OD-SGD", arXiv:2005.06728.
 
-A gradient g was taken at w_read and is applied to w, which has moved on by `moved`; the first term of a Taylor
-expansion, with g⊙g for the Hessian, moves it along. The worker is ASGD's. The server keeps a backup for each worker:
+A gradient g was taken at w_read and is applied to w = w_read + `moved`; the first term of a Taylor expansion, with g⊙g
+for the Hessian, turns it into the gradient at w. The worker is ASGD's. The server keeps a backup for each worker:
 
     W <- U(W, g + lambda(·) g⊙g⊙(W - bak_m)),    bak_m <- W
 
@@ -12,7 +12,7 @@ expansion, with g⊙g for the Hessian, moves it along. The worker is ASGD's. The
     W, bak(m)       w, backups[m]  global weights of one bucket; what worker m was last sent, where its g was taken
     lambda_0        lamda          strength of the compensation
     MeanSquare      mean_square    running mean of g⊙g; one for all workers
-    m, epsilon      m, epsilon     its decay; what keeps the root away from zero
+    m, epsilon      m, epsilon     the decay of MeanSquare; what keeps its root away from zero
 
 How the loop is cut: the worker's as in `asgd`. The server's, Algorithm 2:
 
@@ -21,7 +21,7 @@ How the loop is cut: the worker's as in `asgd`. The server's, Algorithm 2:
     pull request of m: bak(m) <- w, send w         `push`; the transport sends: one round trip for push and pull
 
 Deviation: with `codec_weights` bak(m) is W, not what the codec has made of it for worker m.
-As optimizers of MXNet both are in `kvstore.optimizers.compensated`, made of the two functions below.
+Both are also optimizers, made of the two functions below: MXNet's (`optimizers.compensated`), ours (`formulas`).
 Other workers after a restart (``-n MIN:MAX``): every backup begins as W, MeanSquare as 0, as in a new run.
 """
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class CompensatedC(AsyncRule):
         return 1.0
 
     def skip(self, header: Header, w: np.ndarray) -> None:
-        self.backups[header.worker_rank][:] = w  # which is the answer all the same
+        self.backups[header.worker_rank][:] = w  # w is the answer all the same
 
     def compensate(self, g: np.ndarray, moved: np.ndarray) -> np.ndarray:
         return np.asarray(compensated_c(g, moved, self.options.lamda))

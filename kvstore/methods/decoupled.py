@@ -2,14 +2,14 @@
 
 Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training", arXiv:2604.21428.
 
-As streaming DiLoCo (`diloco`), but a round is not of all workers: a worker that is slow, or dies, holds up nobody. The
-servers take what K workers at least have sent of a fragment, and what comes within a grace window. Who has seen more
-data, and faster, counts more. What comes later is part of the next round.
+As streaming DiLoCo (`diloco`), but a round does not need all workers: one that is slow, or dies, holds up nobody. The
+servers take what at least K workers have sent of a fragment, and what comes within a grace window. A worker that has
+seen more data, and faster, counts more. What comes later is part of the next round.
 
     paper          code          meaning
     Theta_p, v_p   w, U          a fragment's global weights, and the state of SGD with Nesterov's momentum
-    Theta_p (m)    anchor        the same as worker m got them last
-    Delta_m,p      pushes        how far it has come since
+    Theta_p (m)    anchor        the global weights as worker m got them last
+    Delta_m,p      pushes        how far worker m has come since: anchor - x
     c_tok, c_step  steps         examples (steps * step.samples) and steps of worker m since it sent this fragment last
     w_m            counts        c_tok (c_tok / c_step), what its outer gradient counts
     K, xi_grace    quorum, grace  workers that a round has at least; how long it stays open for more, here in steps of
@@ -27,14 +27,14 @@ The server's, for one bucket (`quorum` says when a round is over):
     Delta <- merge         `close`: the mean length in the mean direction, per tensor (rda), which does not shrink where
                            directions differ; or the plain mean
     Theta_p <- Nesterov    `close`
-    send Theta_p           the transport, to who asks; the newest there is
+    send Theta_p           the transport, to each worker that asks; the newest there is
 
 Reading: the paper's grace is what tau leaves after the quorum and the way back, in measured seconds. Here it ends when
 the first of the round asks for the answer, which needs no clock; delay - grace steps are left for the way back.
-Reading: an evaluation ends a round that has its quorum, as a worker's question would; a round that stays open is no
-part of what it gets. The rate that travels with a push is w_m. RDA is for all tensors (each a bucket of its own); the
-paper's embeddings take the mean.
-Replay: a file of `store.rounds()` lets every round close and answer as it says however fast workers are: the same bits.
+Reading: an evaluation ends a round that has its quorum, as a worker's fetch would; it gets nothing of a round that
+stays open. The rate that travels with a push is w_m. RDA is for all tensors (each a bucket of its own); the paper takes
+the mean for embeddings.
+Replay: with a file of `store.rounds()` each round closes and answers as there, however fast workers are: the same bits.
 Readings of `diloco` on BatchNorm, momentum and fragments hold here. A worker that is lost costs its own last H steps,
 and a worker that joins begins at the newest global weights.
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, which open rounds are not in.
@@ -55,7 +55,7 @@ from kvstore.options import PATH, integer, option
 from kvstore.options import name as one_of
 
 LONG_GRACE = 5
-"""Steps with which a small quorum has learned."""
+"""A grace of so many steps with which jobs with a small quorum have learned."""
 FRAGMENTS = 24
 
 

@@ -65,7 +65,7 @@ class DelayedWorker(Worker):
         return w
 
     def _step(self, w_global: Array, grad: Array, step: Step) -> Array:
-        """w_{t+1} of W_t, which the exchange before brings (l.24)."""
+        """w_{t+1} from W_t, which the exchange before brings (l.24)."""
         if self.local_optimizer is None:
             return w_global                                                         #       w_{t+1} = W_t
         if step.t == self.options.warmup.iterations() + 1:
@@ -74,7 +74,7 @@ class DelayedWorker(Worker):
 
 
 class Delayed(Method):
-    """``kvstore.create("delayed")``: L = W_t."""
+    """``kvstore.create("delayed")``: no local step, w_{t+1} = W_t."""
 
     name = "delayed"
     worker, rule = DelayedWorker, SyncRule

@@ -16,9 +16,9 @@ and all go on from the result.
     eta, mu           lr_outer, momentum_outer
     H                 H               inner steps between two exchanges
     k, T              num_workers     workers; t counts exchanges in the paper, and inner steps here
-    p, P              fragments       of whole tensors, dealt by size; each has turns of its own, H / P steps apart
+    p, P              fragments       groups of whole tensors, dealt by size; their turns are H / P steps apart
     tau               delay           inner steps between sending a fragment and applying what came back
-    alpha             mix             what a worker's own weights count where that is applied
+    alpha             mix             what a worker's own weights count where the answer is applied
 
 How the loop is cut. A pass of `iterate` begins every H iterations, where the inner steps have been taken:
 
@@ -36,17 +36,17 @@ With a delay two passes do this, tau steps apart; the inner steps between them g
 
 What came back is applied at t + tau exactly, however early it came; so no bit depends on the network.
 
-Reading: what is not trained (the statistics of BatchNorm) stays each worker's own, and the mean is what is evaluated.
-Reading: the global weights between two exchanges are those of the last one, without what workers have found since.
+Reading: what is not trained (the statistics of BatchNorm) stays each worker's own, and an evaluation uses the mean.
+Reading: between two exchanges the global weights are those of the last one, without the steps of workers since.
 Reading: below H = 100 momentum_outer is 0 unless given. There successive outer gradients point the same way, and a
 momentum of 0.9 acts as a rate that is up to ten times larger.
 Reading: fragment p is sent where (t + floor(p H / P)) mod H = 0. Streaming DiLoCo takes whole layers, here it is whole
 parameters, the largest first, each to the fragment that is smallest so far.
-A worker whose data have ended (``uneven="join"``) takes no more steps: from the next exchange on its outer gradient is
-0, since it goes on from theta alone, and the mean is over those that have taken a step since the one before. With a
-delay the steps between its last exchange and the answer are lost.
-Other workers after a restart (``-n MIN:MAX``): all begin at theta; what a worker had found since the last exchange, and
-the state of its inner optimizer, are lost. The outer momentum stays.
+A worker whose data have ended (``uneven="join"``) takes no more steps: it goes on from theta alone, so that after the
+next exchange its outer gradient is 0. The mean is over the workers that have taken a step since the last exchange. With
+a delay the steps between its last exchange and the answer are lost.
+Other workers after a restart (``-n MIN:MAX``): all begin at theta; a worker's steps since the last exchange, and the
+state of its inner optimizer, are lost. The outer momentum stays.
 """
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Optional, Tuple, Type
@@ -64,7 +64,7 @@ MOMENTUM, MIX = 0.9, 0.5  # the mix with a delay
 
 class Replica(Worker):
     def iterate(self, x: Array, step: Step) -> Array:
-        """An exchange, or what came of it: `x` are the weights that the inner steps have come to."""
+        """Send an outer gradient, or apply the answer, or both: `x` are the weights after the inner steps."""
         options, theta = self.options, self.last_exchange.result()
         since = options.since(step.t, self.bucket.first.fragment)
         if since == 0:
@@ -79,7 +79,7 @@ class Replica(Worker):
 
 @dataclass(frozen=True)
 class OuterOptions(common.CodedOptions):
-    """What methods have whose workers send how far they have come."""
+    """Options of methods whose workers send how far they have come."""
 
     H: int = option(LONG, integer(1), "steps of a worker between two exchanges", tunable=True)
     fragments: int = option(1, integer(1), "groups of whole parameters that travel at different steps", tunable=True)
@@ -92,7 +92,7 @@ class OuterOptions(common.CodedOptions):
 
     @property
     def momentum(self) -> float:
-        """Of the outer optimizer."""
+        """Momentum of the outer optimizer."""
         short = MOMENTUM if self.H >= LONG else 0.0
         return short if self.momentum_outer is None else self.momentum_outer
 

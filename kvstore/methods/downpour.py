@@ -11,7 +11,7 @@ every n_fetch iterations it goes on from the global weights. With both 1 this is
     n_push, n_fetch     push_every, fetch_every
     alpha               lr_local  learning rate of the local steps
 
-How the loop is cut. The paper's loop begins with the fetch, a pass of `iterate` where the gradient is there:
+How the loop is cut. The paper's loop begins with the fetch, and a pass of `iterate` begins where the gradient is there:
 
     if step mod n_fetch == 0: fetch parameters            at the end of the pass before
     get data, compute gradient                            Gluon; the store gathers it    ── a pass begins
@@ -34,7 +34,7 @@ from kvstore.methods.asgd import ASGD, Asynchronous
 from kvstore.methods.contract import Step, Update
 from kvstore.options import integer, option
 
-INTERVAL = 1  # where no interval is given
+INTERVAL = 1  # if no interval is given
 
 
 class Accruing(Asynchronous):
@@ -47,7 +47,7 @@ class Accruing(Asynchronous):
         self.accrued = self.w.zeros_like()
 
     def iterate(self, grad: Array, step: Step) -> Array:
-        """Accrue, take a local step; push and fetch where it is time."""
+        """Accrue, and take a local step; push and fetch when they are due."""
         pushes, fetches = (step.t % every == 0 for every in Downpour.intervals(self.options))
         g = grad + self.wd * self.w if self.wd else grad
         self.local_optimizer.accrue(self.accrued, g)

@@ -13,7 +13,7 @@ the outer gradients of the round before, in which its own is replaced by the one
 
 In the paper every worker has an outer optimizer of its own, which is given Delta~_m. Its state and its weights are the
 worker's, so there are no global weights, nothing that a checkpoint, an evaluation or other workers could begin with.
-Here the holder of the weights applies U to the plain means, and a worker adds what is its own. Both are the same rule:
+Here the holder of the weights applies U to the plain means, and a worker adds a part of its own. The rule is the same:
 
     OuterOpt on d(0), d(1), ... :    v(t) = mu v(t-1) + d(t),    theta(t) = theta(t-1) - eta (d(t) + mu v(t))
 
@@ -24,7 +24,7 @@ Delta(t) for the mean of all Delta_m(t), and Delta(-1) = Delta_m(-1) = 0,
 
 has three parts. The first moves the weights to Theta(t-1), U of all means up to round t - 1: the same on all workers,
 the answer to the exchange of round t - 1. The second and the third are one sequence, with opposite signs, the third a
-round later. All of it cancels but the last move along the second:
+round later. They cancel but for the last move along the second:
 
     theta_m(t) = Theta(t-1) - eta/M u_m(t),     u = Delta_m(t) + mu b_m(t) = (1 + mu) Delta_m(t) + mu^2 b_m(t-1),
                                                 b_m(t) = mu b_m(t-1) + Delta_m(t)
@@ -39,7 +39,7 @@ are other values of `local_scale`: lr_local = lr is local_scale 1.
 How the loop is cut. A pass of `iterate` begins every H iterations, where the inner steps have been taken; see `diloco`.
 
 Reading: the first round has no Delta of a round before it, and Theta(-1) = W_0.
-Reading: the global weights have all outer gradients that were sent, the last ones included.
+Reading: the global weights contain all outer gradients that were sent, the last ones included.
 Readings of `diloco` on BatchNorm, momentum and ``uneven`` hold here.
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, b at 0; what a worker had found since
 the last exchange, and the state of its inner optimizer, are lost. `local_scale` = 1/M follows the number of workers.
@@ -62,12 +62,12 @@ class EagerReplica(Replica):
         self.b = w.zeros_like() if self.options.momentum else None
 
     def iterate(self, x: Array, step: Step) -> Array:
-        """The end of round t: `x` are the weights that the inner steps have come to; returns the next one's."""
+        """The end of round t: `x` are the weights after its inner steps; returns those that the next one begins at."""
         eta, mu = self.options.lr_outer, self.options.momentum
         theta, own = self.last_exchange.result(), self.anchor - x              # Theta(t-1), Delta_m(t)
         delta = step.counts * own
         self.last_exchange = self.weights_holder.exchange(self.bucket, delta, eta)
-        u = own = delta if self.options.local_scale is None else own  # its share is of those that have data
+        u = own = delta if self.options.local_scale is None else own  # 1/M of it: a share among those that have data
         if self.b is not None:
             self.b[:] = mu * self.b + own                                      # b_m(t)
             u = own + mu * self.b

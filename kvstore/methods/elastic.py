@@ -23,8 +23,8 @@ How the loop is cut. A pass of `iterate` begins where the gradient is there, and
 
 The gradient does not wait for the exchange, which runs beside it.
 
-One round trip is enough and keeps it atomic: the worker sends x, the server answers X' = X + alpha (x - X), and since
-x - X' = (1 - alpha)(x - X) the worker finds alpha (x - X) = alpha / (1 - alpha) (x - X').
+One round trip is enough, and the exchange is atomic: the worker sends x, the server answers X' = X + alpha (x - X), and
+since x - X' = (1 - alpha)(x - X) the worker finds alpha (x - X) = alpha / (1 - alpha) (x - X').
 
 Reading: at t = 0 all workers are at W_0, and so is X until the first exchange, where the force is 0; that exchange
 sends nothing. A worker that begins after others have exchanged is not pulled to X before its own first exchange.
@@ -45,7 +45,7 @@ from kvstore.methods.asgd import ASGD, Asynchronous, AsyncRule
 from kvstore.methods.contract import Step, Traits
 from kvstore.options import integer, option, real
 
-BETA = 0.9  # where neither beta nor alpha is given
+BETA = 0.9  # if neither beta nor alpha is given
 
 
 def strength(options: Any, num_workers: int) -> float:
@@ -65,7 +65,7 @@ class Elastic(Asynchronous):
         self.centres: Deque[Pending] = collections.deque()  # one, or none
 
     def iterate(self, grad: Array, step: Step) -> Array:
-        """The force that the last pass asked for, and one local step; every T of them, the next exchange."""
+        """Apply the force that an earlier pass asked for, take one local step; every T steps begin an exchange."""
         delta, alpha = self.options.delta, strength(self.options, self.num_workers)
         eta = step.lr * self.bucket.first.lr_mult
         if self.centres:

@@ -1,6 +1,6 @@
-"""Does this method run here, with these options? And has its file what the contract asks for? That is looked at when it
-is loaded: a mistake is one line, and no traceback in the middle of a job. What a method may use is a table in
-docs/contributing.md.
+"""Checks that a method runs here with these options, and that its file has what the contract asks for. The file is
+checked when it is loaded: a mistake is one line, and no traceback in the middle of a job. What a method may use is in
+tables of docs/contributing.md.
 """
 import dataclasses
 import difflib
@@ -15,13 +15,13 @@ from kvstore.methods.contract import Method, Rule, Worker
 
 TRANSPORTS = {*KINDS, "process"}
 SERVED = {"server", "process"}
-"""Those on which a rule applies what workers push."""
+"""Transports on which a rule applies what workers push."""
 NOT_FINITE = ("none", "float16", "bfloat16", "truncate")
 """Codecs that pass NaN and infinity through unchanged."""
 
 
 def split(text: str) -> Tuple[str, Dict[str, Any]]:
-    """A store with options, as they are written in one word, for `options_of`.
+    """The name and the options (for `options_of`) of a store written in one word.
 
     >>> split("odsgd:warmup=200:lr-local=0.05")
     ('odsgd', {'warmup': '200', 'lr_local': '0.05'})
@@ -37,7 +37,7 @@ def split(text: str) -> Tuple[str, Dict[str, Any]]:
 
 
 def options_of(method: Type[Method], given: Mapping[str, Any], also: Iterable[str] = ()) -> Options:
-    """The method's options, made of what a user gave, with lengths in iterations. `also`: what is known beside them."""
+    """The method's options as a user gave them, with lengths in iterations. `also`: names that errors list as well."""
     check_names(method, given, also)
     try:
         return method.Options(**given).in_iterations()
@@ -63,8 +63,8 @@ def transport_of(method: Type[Method], asked: Optional[str]) -> str:
     raise ConfigError(f"store {method.name} runs on transport {' or '.join(method.transports)}, not on `{kind}`")
 
 
-def fitting(method: Type[Method], options: Any, transport: Transport) -> Type[Method]:
-    """The method itself; ConfigError unless it runs on this transport with these options."""
+def check_on(transport: Transport, method: Type[Method], options: Any) -> None:
+    """ConfigError unless the method runs on this transport with these options."""
     kind = transport.kind
     if kind not in KINDS:
         raise ConfigError(f"store {method.name}: the transport given is a {type(transport).__name__}, expected "
@@ -72,7 +72,6 @@ def fitting(method: Type[Method], options: Any, transport: Transport) -> Type[Me
     if method.transports != ("process",):
         transport_of(method, kind)
     check(method, options, kind)
-    return method
 
 
 def check(method: Type[Method], options: Any, kind: str) -> None:
@@ -88,7 +87,7 @@ def check(method: Type[Method], options: Any, kind: str) -> None:
             f"with codec `{codec}`, which knows finite numbers alone (others: {', '.join(NOT_FINITE)})"
         raise ConfigError(f"on_nan `skip` does not go {where}; take `stop`")
     if options.on_nan == "skip" and kind in SERVED and method.rule.skip is Rule.skip:
-        raise ConfigError(f"on_nan `skip`: {method.rule.__name__} does not say what a push that is left out is to it; "
+        raise ConfigError(f"on_nan `skip`: {method.rule.__name__} does not say what a push that is left out does; "
                           "write its `skip` (a `receive` of its own needs one), or take another on_nan")
     if kind == "ring" and codec not in WITHOUT_RESIDUAL:
         raise ConfigError(f"codec `{codec}` needs servers: a ring encodes sums anew at every hop, and nobody keeps "
@@ -161,7 +160,7 @@ def _side(method: Type[Method], what: str, base: Any, function: str) -> Iterator
 
 
 def _misspelled(mine: type, base: type) -> Iterator[str]:
-    """What stands in the class under a name that is nearly one of the contract's."""
+    """Names in the class that are nearly names of the contract."""
     known = [name for one in base.__mro__ for name in (*vars(one), *vars(one).get("__annotations__", ()))
              if not name.startswith("_")]
     for name in vars(mine):

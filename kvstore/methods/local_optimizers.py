@@ -16,13 +16,13 @@ MXNET = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "ftrl", "lam
          "rmsprop", "sgd", "sgld", "signum")
 
 COMPENSATED: Dict[str, Any] = {store.name: store.Options for store in (dcasgd.DCASGDC, dcasgd.DCASGDA)}
-"""Name -> its options."""
+"""Names of those with delay compensation -> their options."""
 
 COMPENSATION = tuple(field.name for field in dataclasses.fields(dcasgd.DCASGDA.Options)
                      if field.name not in common.CodedOptions.__dataclass_fields__)
 
 FORMULAS = ("adamw",)
-"""PyTorch's, by the names that MXNet knows them by (`kvstore.optimizers.torch_formulas`)."""
+"""PyTorch's, by the names under which MXNet knows them (`optimizers.compensated`)."""
 
 NAMES = (*MXNET, *FORMULAS, *COMPENSATED)
 
@@ -37,14 +37,14 @@ SCALED = ("adagrad", "adam", "adamax", "adamw", "ftml", "lamb", "nadam", "rmspro
 ftrl, lars and lbsgd step about as far as plain SGD or less, and adadelta has no rate."""
 
 AUTHORS = {"psgd": "sgd", "lasgd": "dcasgd", "adcasgd": "dcasgd_a", "cadcasgd": "dcasgd_a"}
-"""Names of local optimizers in the OD-SGD authors' code, and ours. The authors' ones keep the weights they last saw, as
+"""Names of local optimizers in the code of OD-SGD's authors -> ours. Theirs keep the weights that they last saw, as
 MXNet's DCASGD does; ADCASGD and CADCASGD differ in where they are computed."""
 
 _listed = name("local optimizer", ("none", *NAMES))
 
 
 def _local(value: Any) -> str:
-    """One of the list, or one that a script has registered with MXNet; a server takes the worker's word for that."""
+    """A name of the list, or one that a script has registered with MXNet; a server cannot check that, and takes any."""
     text, mxnet = str(value).lower(), sys.modules.get("mxnet")
     text = AUTHORS.get(text, text)
     registered = mxnet is not None and text in mxnet.optimizer.Optimizer.opt_registry
@@ -62,7 +62,7 @@ def compensation_option(option_name: str) -> Any:
 
 
 def fill_in(options: Any, optimizer: str) -> None:
-    """Give `options` the defaults of `optimizer`, its `optimizer_local`; ConfigError for those that one has not."""
+    """Give `options` the defaults of `optimizer`, its `optimizer_local`; ConfigError for options that one lacks."""
     for option_name in COMPENSATION:
         takers = [taker for taker, its in COMPENSATED.items() if option_name in its.__dataclass_fields__]
         if optimizer not in takers and getattr(options, option_name) is not None:
@@ -72,6 +72,6 @@ def fill_in(options: Any, optimizer: str) -> None:
 
 
 def check_momentum(where: str, momentum: float, optimizer: str) -> None:
-    """ConfigError where an optimizer of the list has no use for it; another complains when it is made."""
+    """ConfigError if an optimizer of the list has no momentum; one that is not listed complains when it is made."""
     if momentum and optimizer in NAMES and optimizer not in WITH_MOMENTUM:
         raise ConfigError(f"{where}: optimizer `{optimizer}` takes no momentum; leave it out")

@@ -30,9 +30,9 @@ How the two threads are cut. A pass of `iterate` begins where the gradient is th
 
 Reading: U is the trainer's optimizer, applied to the mean, where the paper has w[t-1] - gamma g_sum[t-K].
 Reading: sums that do not exist (l.1 of the communication thread: zero, ready) change nothing at all, neither momentum
-nor, by weight decay, weights. So it is when the warm-up ends: all sums up to then have been applied.
-Reading: U takes a gradient's learning rate from the iteration that the gradient was taken in. Where U is replaced, what
-has not been applied yet is the new one's, at its rate.
+nor, by weight decay, weights. The same holds when the warm-up ends: all sums up to then have been applied.
+Reading: U applies a gradient at the learning rate of the iteration that it was taken in. If U is replaced, the new one
+applies all sums that are left, at its own rate.
 Reading: the global weights are w; the K - 1 sums that have not been applied yet are no part of them, not at the end
 either. Checkpoints keep these sums.
 Other workers after a restart (``-n MIN:MAX``): all have w; the K - 1 sums in flight are lost.
@@ -87,8 +87,8 @@ class Pipelined(Worker):
 
 
 def codec() -> Any:
-    return option("none", common.CODEC, "how gradients travel: none (as they are), float16, truncate (the upper 16 "
-                  "bits of each float), quantize (8 bits each and a scale per block)", tunable=True)
+    return option("none", common.CODEC, "how gradients travel: none (as they are), float16, bfloat16, truncate (the "
+                  "upper 16 bits of each float), quantize (8 bits each and a scale per block)", tunable=True)
 
 
 class PipeSGD(Method):

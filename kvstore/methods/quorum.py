@@ -1,16 +1,16 @@
-"""Rounds of some workers, on an asynchronous server: who is in which, and a log by which a run repeats to the bit.
+"""Rounds of some workers, on an asynchronous server: which workers are in which round, and a log to repeat a run by.
 
     push               is kept until its round is over
     fetch, `end_round` of a worker whose push is kept: the round is over if `quorum` workers are in it. If not, the
                        answer is the weights as they are, and the push is in the round that closes next
 
-So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is over, too,
-when all workers are in it of whom a push can come: the launcher has not given them up, and they do not wait for the
-others at a meeting of all or after their end; or when it has `MOST_KEPT` pushes for each worker. Pushes are handed on
-in the order of ranks, so that their order of arrival changes no bit. What could change bits is who is in a round, and
-which round's weights a worker is answered with. Both are in `log`, which grows as long as the run: all but the version
-of now is text, 20 bytes a round of three workers, that an export does not copy. A rule with a plan, another run's log,
-closes rounds and answers by it, then goes on without.
+So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is also over when
+it has all workers from whom a push can come: the launcher has not given them up, and they do not rest (wait for all
+others at a meeting, or have ended); or when it has `MOST_KEPT` pushes for each worker. Pushes are handed on in the
+order of ranks, so that their order of arrival changes no bit. What could change bits: which workers are in a round, and
+which round's weights answer a worker. The log has both, and grows as long as the run: all but the current version is
+text, 20 bytes a round of three workers, which an export does not copy. A rule with a plan, the log of another run,
+closes rounds and answers by it; at the plan's end it goes on without.
 """
 import functools
 import json
@@ -40,26 +40,26 @@ class QuorumRule(AsyncRule):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.pushes: List[np.ndarray] = []
-        self.members: List[Any] = []  # of each of them: rank, and the rate that came with it
-        # Of each version: the ranks of its round; whom its weights have answered. Of those before this one as JSON.
+        self.members: List[Any] = []  # of each push: the worker's rank, and the rate that came with it
+        # Of each version: the ranks of its round, and those that its weights have answered. Older versions are JSON.
         self.log_before: List[str] = []
         self.log_now: List[List[int]] = [[], []]
         self._resting: Set[int] = set()
         self._plan: List[Any] = planned(self.options.replay, self.index) if self.options.replay else []
 
     def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
-        """A round is over: bring `w` to what it comes to."""
+        """A round is over: apply it to `w`."""
         raise NotImplementedError
 
     def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:
-        if not header.lr:  # it has no examples
+        if not header.lr:  # the worker had no examples
             self.skip(header, w)
             return 0.0
         self._keep(header.worker_rank, header.lr, grad.copy(), w)
         return float(self.options.lr_outer / header.lr)
 
     def skip(self, header: Header, w: np.ndarray) -> None:
-        """Its worker is in the round, and what it sent counts nothing."""
+        """The worker is in the round, and its push counts nothing."""
         self._keep(header.worker_rank, 0.0, np.zeros_like(w), w)
 
     def _keep(self, worker_rank: int, rate: float, push: np.ndarray, w: np.ndarray) -> None:
@@ -70,18 +70,18 @@ class QuorumRule(AsyncRule):
         self._close(w, self.num_workers)
 
     def rest(self, worker_rank: int) -> None:
-        """Workers say it where the quorum is more than one."""
+        """Workers tell it where the quorum is more than one."""
         self._resting.add(worker_rank)
         self._wake_all_once_met()
 
     def _wake_all_once_met(self) -> None:
-        """If all rest who take part in meetings, they have met and go on."""
+        """If all workers that take part in meetings rest, they have met and go on."""
         meet = set(range(self.num_workers)) - lost_workers()
         if meet and self._resting >= meet:
-            self._resting -= meet  # who has joined and left stays away
+            self._resting -= meet  # a worker that has joined and left stays away
 
     def _may_still_come(self, ranks: Collection[int], rests: bool) -> Set[int]:
-        """The workers beside `ranks` of whom a push can come; `rests`: of who rests none does."""
+        """The workers beside `ranks` from whom a push can still come; `rests`: none comes from those that rest."""
         return set(range(self.num_workers)) - set(ranks) - absent_workers() - (self._resting if rests else set())
 
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
@@ -93,10 +93,9 @@ class QuorumRule(AsyncRule):
         return True
 
     def look(self, w: np.ndarray) -> None:
-        """An evaluation ends a round that has its quorum, whoever looks, so that all who look together see the same,
-        and what they save has all rounds of the log. Who rests may not be known yet, and does not count here. A look is
-        not in the log: a run with a plan closes rounds when they are due there. Several may be: what came last of one
-        was an answer."""
+        """An evaluation ends a round that has its quorum, so that all workers that evaluate together see the same, and
+        what they save has all rounds of the log. Which workers rest may not be known yet, and does not count here. A
+        look is not in the log: with a plan it closes all rounds that are due by the plan."""
         while self.version + 1 < len(self._plan):
             if not self._close(w, 0):
                 return
@@ -106,14 +105,14 @@ class QuorumRule(AsyncRule):
         return [rank for rank, _ in self.members]
 
     def _answers(self, worker_rank: int) -> bool:
-        """Whether the weights as they are answer this worker."""
+        """Whether this worker may be answered with the weights as they are."""
         if self.version < len(self._plan):
             return bool(self._plan[self.version][1].count(worker_rank) > self.log_now[1].count(worker_rank))
         return self.options.quorum < self.num_workers or worker_rank not in self._pushed_ranks()
 
     def _close(self, w: np.ndarray, at_least: int, rests: bool = True) -> bool:
-        """Close the round if so many workers are in it, or all that are left; by a plan, if it is the next there.
-        Returns whether it is closed.
+        """Close the round if so many workers are in it, or all that can still come; with a plan, if it is the next one
+        there. Whether it is closed.
         """
         ranks = self._pushed_ranks()
         if self.version < len(self._plan) and len(self.log_now[1]) < len(self._plan[self.version][1]):
@@ -136,7 +135,7 @@ class QuorumRule(AsyncRule):
         return True
 
     def _log_next(self, ranks: List[int]) -> None:
-        """The log goes on with the version that this round has made."""
+        """Begin the log of the version that this round has made."""
         text = json.dumps(self.log_now, separators=(",", ":"))
         if self.log_before and len(self.log_before[-1]) < LOG_PIECE:
             self.log_before[-1] += f",{text}"
@@ -146,7 +145,7 @@ class QuorumRule(AsyncRule):
 
 
 def log_in(facts: Dict[str, Any]) -> List[Any]:
-    """The log in the facts of a rule, of each version a pair of lists; empty if its method has no rounds."""
+    """The log in the facts of a rule: a pair of lists for each version. Empty if its method has no rounds."""
     if "log_now" not in facts:
         return []
     return [*json.loads(f"[{','.join(facts['log_before'])}]"), facts["log_now"]]

@@ -4,7 +4,7 @@ Cong, Bhardwaj, Feng, "An efficient, distributed stochastic gradient descent alg
 ICPP 2017: Algorithm 1.
 
 Every worker takes T local steps on a copy of its own and accumulates the gradients; then all workers sum what they have
-accumulated, and the copies become one again. There is no server.
+accumulated, and the copies become equal again. There is no server.
 
     paper      code           meaning
     x          x              this worker's weights
@@ -28,10 +28,10 @@ How the loop is cut. Both loops of the paper are one here, j counts on; a pass b
 gamma_p = gamma / M makes x the mean of the workers' weights: model averaging. (The paper writes 1/p for it in a
 sentence, which leaves gamma out.) T = 1 is synchronous SGD.
 
-Reading: weight decay belongs to the gradient, g + wd x, so that model averaging remains what it is.
+Reading: weight decay belongs to the gradient, g + wd x, so that gamma / M still averages the models.
 Reading: rates belong to the iteration, gamma_p to the iteration in which the interval ends. A given gamma_p moves the
 global weights, so it follows the trainer's schedule, by the same factors; a gamma of its own may follow another.
-Reading: an interval knows nothing of epochs; one that an epoch or a checkpoint cuts goes on afterwards. The global
+Reading: intervals do not depend on epochs; one that an epoch or a checkpoint cuts goes on afterwards. The global
 weights meanwhile are what the interval would end with at its newest rates: x' - gamma_p allreduce(g_s).
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, with an interval cut short: no step is
 lost. gamma_p = gamma / M follows the number of workers; a given gamma_p stays, times lr_scaling.
@@ -73,7 +73,7 @@ class SparseAggregation(Worker):
         return self.x
 
     def aggregate(self, step: Step, move: Callable[..., Array], out: Array) -> Array:
-        """out <- x' - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
+        """out <- x' - gamma_p allreduce(g_s). gamma / M is multiplied as in synchronous SGD, for the same bits."""
         if self.options.gamma_p is None:
             gamma_p, gradient_weight = step.lr_local, self.options.gradient_weight(self.num_workers)
         else:
@@ -82,14 +82,14 @@ class SparseAggregation(Worker):
         return move(self.x_shared, self.last_exchange.result(), gamma_p, gradient_weight, out)
 
     def scheduled(self, step: Step) -> float:
-        """What the trainer's schedule has made of a rate so far, as a factor."""
+        """The factor by which the trainer's schedule has changed its rate so far."""
         if not self.lr_given:
             raise ConfigError("sasgd with gamma_p, whose schedule is the learning rate's by a factor, and the rate was "
                               "0 when the trainer was made; make it with the rate that the schedule leads to")
         return step.lr / self.lr_given
 
     def global_weights(self, step: Step) -> Array:
-        """All workers ask together: it is an aggregation that leaves the interval as it is."""
+        """Aggregate without ending the interval. All workers ask together."""
         if step.t % self.options.T == 0:
             return self.x_shared
         lr, lr_local = self.rates

@@ -10,10 +10,10 @@ worker is ASGD's.
     paper         code         meaning
     n, lambda, c  n, M, c      splitting parameter, number of workers, gradients per update: c = floor(lambda / n)
     tau_l         tau          staleness: version now - version the gradient was taken on
-    sum           sum, held    of the gradients since the last update; their number
+    sum           sum, held    sum of the gradients since the last update; their number
 
-How the loop is cut: the worker's as in `asgd`. The server's: each gradient is added as it comes (`push`), so that the
-c-th finds the sum made, updates, and counts the version; the others are answered with the weights as they are.
+How the loop is cut: the worker's as in `asgd`. The server's: each gradient is added as it comes (`push`); the c-th
+completes the sum, updates at its own rate and counts the version. The others are answered with the weights as they are.
 Other workers after a restart (``-n MIN:MAX``): the gradients held for the next update, fewer than c, are lost. n must
 not be more than the workers that are left.
 """

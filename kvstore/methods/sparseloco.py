@@ -26,8 +26,8 @@ A chunk is 4,096 floats of a bucket in its order, the last one filled up with ze
 Reading: Q has four values per chunk: plus and minus the mean magnitude of those sent that are above their average, and
 of those below. A float that has not moved is never sent. With k = 4,096 and 32 bits all travels, e_m stays 0, and this
 is `diloco` with the same lr_outer.
-Reading: the paper's workers each gather all q_m; here servers add them, and weights come back as they are, or as
-`codec_weights` has their changes. A q_m is not scaled to the median length.
+Reading: the paper's workers each gather all q_m; here servers add them, and weights come back as they are, or their
+changes by `codec_weights`. A q_m is not scaled to the median length.
 Deviation: momentum_outer may be given; the paper has none.
 Readings of `diloco` hold here. Other workers after a restart (``-n MIN:MAX``): all begin at theta, with e_m = 0.
 """
@@ -59,7 +59,7 @@ class SparseLoCo(DiLoCo):
 
         def check(self) -> None:
             super().check()
-            self.refuse(["codec"], "with a store that says itself how its floats travel (k, bits)")
+            self.refuse(["codec"], "with a store that has its own codec (k, bits)")
             if self.bits not in (2, 32) or self.k > Largest.CHUNK:
                 raise ConfigError(f"k is {self.k} and bits is {self.bits}, expected k at most {Largest.CHUNK} and bits "
                                   "2 or 32")

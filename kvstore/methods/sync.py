@@ -66,7 +66,7 @@ class SyncRule(Rule):
         self.version += 1                                                                # l.7
 
     def skip(self, header: Header, w: np.ndarray) -> None:
-        """The round is one, without an update."""
+        """The round counts, without an update."""
         self._check(header)
         self.version += 1
 

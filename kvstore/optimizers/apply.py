@@ -16,7 +16,7 @@ Apply = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray], np.ndarray, Opti
 
 
 LARS_RATES = ("cur_lr", "last_lr")
-"""What MXNet's LARS scales its momentum by: the rates of this step and of the one before, which each call moves."""
+"""What MXNet's LARS scales its momentum by: the rates of this step and of the last one, which each call sets."""
 
 
 class Applied(Update):
@@ -102,7 +102,7 @@ class ImmediateOptimizer(Applied):
             if grad is not self._seen[1]:
                 self._seen[1][:] = grad
             bound_w, bound_grad, size = self._bound
-            kept = not described.known(self.optimizer)  # maybe, and the message's memory is used again
+            kept = not described.known(self.optimizer)  # it may be: the message's memory is used again
             self._by_mxnet(bound_w[:size], bound_grad[:size].copy() if kept else bound_grad[:size], lr, gradient_weight)
             bound_w.wait_to_read()  # a rule may look at it
         return w
@@ -112,11 +112,11 @@ class QueuedOptimizer(Applied):
     """L, or U on a ring: operations of the engine."""
 
     factor = 1.0
-    """What gradients are to be multiplied with."""
+    """By which gradients are multiplied."""
     skips: Optional[Callable[[np.ndarray], bool]] = None
-    """Whether a step along this gradient is to be left out, which does not count then; formulas in NumPy only."""
+    """Whether to leave out the step along this gradient, which then does not count; formulas in NumPy only."""
     reporting_skips: Callable[[], Callable[[np.ndarray], bool]]
-    """Makes a `skips` that says which iteration has left out a step; where there is `skips`."""
+    """Makes a `skips` that prints which iteration left out a step; set if `skips` is."""
     _written: Optional[NDArray] = None
 
     def __call__(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float = 1.0,
@@ -126,10 +126,10 @@ class QueuedOptimizer(Applied):
         step = self._in_numpy(lr, gradient_weight)
         if step is not None:
             self._queue(step, w, grad, out)
-        else:  # works in place
+        else:  # MXNet's operators work in place
             if out is not w:
                 self.copy(w, out)
-            scales = type(self.optimizer).__name__ == "AdaDelta" and gradient_weight != 1  # and in place
+            scales = type(self.optimizer).__name__ == "AdaDelta" and gradient_weight != 1  # and `grad` in place
             self._by_mxnet(out, grad.copy() if scales else grad, lr, gradient_weight)
         return out
 
@@ -182,7 +182,7 @@ class QueuedOptimizer(Applied):
 
 
 def formula_of(optimizer: Optimizer) -> Optional[Callable[..., None]]:
-    """What takes its steps in NumPy, a function of a `Now` and of what `Apply` has; None: nothing does."""
+    """The function that takes its steps in NumPy, of a `Now` and the arguments of `Apply`; None: MXNet takes them."""
     if isinstance(optimizer, Formula):
         return optimizer.apply
     plain = described.known(optimizer) and type(optimizer).__name__ == "SGD" and not optimizer.clip_gradient

@@ -1,9 +1,9 @@
-"""Optimizers that MXNet lacks, as it has them: with delay compensation, and AdamW.
+"""Optimizers that MXNet lacks, as classes of MXNet's: with delay compensation, and AdamW.
 
 `dcasgd_c` and `dcasgd_a` are ordinary MXNet optimizers (``gluon.Trainer(params, "dcasgd_c", {"lamda": 0.04})``), made
-of the equations in `kvstore.methods.dcasgd`; w_read is what they last left in w. Weight decay is added beside g and
-is not part of g⊙g, momentum is applied to the compensated gradient, both as in MXNet's own DCASGD. On one machine w
-never moves between two updates, w - w_read is 0, and both are plain SGD.
+of the equations in `kvstore.methods.dcasgd`; w_read is what their last step left in w. Weight decay is added beside g
+and is not part of g⊙g, momentum is applied to the compensated gradient, both as in MXNet's own DCASGD. If nothing else
+writes w between two updates, w - w_read is 0, and both are plain SGD.
 """
 from types import SimpleNamespace
 from typing import Any

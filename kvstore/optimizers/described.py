@@ -1,4 +1,4 @@
-"""Any optimizer, ours or MXNet's: by name, on flat arrays, and carried as text."""
+"""Any optimizer, ours or MXNet's: by name, on flat arrays, and as text to send and save."""
 import importlib
 import inspect
 import json
@@ -29,7 +29,7 @@ def is_mxnets(optimizer: Optimizer) -> bool:
 
 
 def context_of(optimizer: Optimizer) -> Any:
-    """Where the arrays are that a server applies it to."""
+    """The context of the arrays that a server applies it to."""
     return sys.modules["mxnet"].cpu() if is_mxnets(optimizer) else None
 
 
@@ -67,7 +67,7 @@ def outer_sgd(lr: float, momentum: float) -> Optimizer:
 
 def _check_works(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__ if known(optimizer) else ""
-    if name == "DCASGD" and optimizer.momentum:  # it asks: is an array true?
+    if name == "DCASGD" and optimizer.momentum:  # MXNet tests an array for truth
         raise ConfigError("optimizer `dcasgd` of MXNet 1.9.1 fails with momentum; set that to 0, or take `dcasgd_c`, "
                           "which compensates from the weights after its last update and not before it")
     if name == "LBSGD" and optimizer.batch_scale > 1:
@@ -95,7 +95,7 @@ DECAYS_APART = {"AdaDelta", "AdaGrad", "AdamW", "DCASGD", "Ftrl", "LAMB", "LARS"
 
 
 def decays_apart(optimizer: Optimizer) -> bool:
-    """Whether its weight decay is another one than a gradient g + wd w would bring."""
+    """Whether its weight decay differs from that of a gradient g + wd w."""
     return bool(kinds(optimizer) & DECAYS_APART) or ("Signum" in kinds(optimizer) and not optimizer.momentum)
 
 
@@ -124,7 +124,7 @@ def _parts(state: Any, name: str = "state") -> Iterator[Tuple[str, Any]]:
 
 
 def constants(state: Any) -> List[str]:
-    """What an optimizer's state has beside arrays, as text."""
+    """The values in an optimizer's state that are no arrays, as text."""
     return [f"{name}: {type(part).__name__} {part}" for name, part in _parts(state) if not engine.is_array(part)]
 
 
@@ -143,7 +143,7 @@ def state_names(optimizer: Optimizer) -> List[str]:
 
 # -- optimizers as text ------------------------------------------------------------------------------------------------
 
-# The server gets them by another way, or has no use for them.
+# Settings that the server gets in another way, or has no use for.
 _NOT_CARRIED = {"lr_scheduler", "param_dict", "sym_info", "idx2name", "lr_mult", "wd_mult", "rescale_grad",
                 "_all_index_update_counts", "_index_update_count"}
 _FOLLOWED = {"lr", "lr_scheduler", "rescale_grad", "num_update", "begin_num_update"}
@@ -168,7 +168,7 @@ def describe(optimizer: Optimizer) -> Dict[str, Any]:
 
 
 def settings(optimizer: Optimizer) -> Dict[str, Any]:
-    """What a script may set on a trainer's optimizer after it is made, but for rates, which follow."""
+    """The settings of a trainer's optimizer that a script must not change, so all but rates (`_FOLLOWED`)."""
     plain = {name: value for name, value in vars(optimizer).items()
              if isinstance(value, (int, float, str, type(None), np.generic))
              and name not in _FOLLOWED and not name.startswith("_")}
@@ -176,7 +176,7 @@ def settings(optimizer: Optimizer) -> Dict[str, Any]:
 
 
 def check_settings(optimizer: Optimizer, saved: Dict[str, Any], whose: str) -> None:
-    """ConfigError if it was made with other settings than the one of a saved state, which would count; rates follow."""
+    """ConfigError if its settings, but for rates, differ from those of a saved state, which would replace them."""
     mine, given = vars(optimizer), {"wd", "clip_gradient", *inspect.signature(type(optimizer)).parameters}
     for name in sorted(given & {*mine} & {*saved}):
         if mine[name] != saved[name]:
@@ -185,13 +185,13 @@ def check_settings(optimizer: Optimizer, saved: Dict[str, Any], whose: str) -> N
 
 
 def kind_of(path: str) -> str:
-    """The optimizer that an import path means, without our module, which may differ from version to version."""
+    """An import path without the name of our module, which may differ from version to version."""
     return "kvstore:" + path.partition(":")[2] if path.startswith("kvstore.") else path
 
 
 def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
-    """The inverse of `describe`, with names and multipliers of rate and decay by bucket where they stand beside. Who
-    trusts the sender takes optimizers from any module.
+    """The inverse of `describe`, with names and multipliers of rate and decay by bucket if they stand beside.
+    `trusted`: optimizers may come from any module.
     """
     module, _, name = description["class"].partition(":")
     if not trusted and not module.startswith(("mxnet.", "kvstore.")):
@@ -217,10 +217,10 @@ def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
 
 
 def names(optimizer: Optimizer, keys: Dict[int, Any]) -> Dict[int, str]:
-    """What MXNet's optimizer knows the parameter of a bucket as, by the bucket: LARS leaves out those that end in bias.
-    A Module's keys are names; a Gluon Trainer's are numbers, and it gives none.
+    """By bucket, the name by which MXNet's optimizer knows its parameter: LARS leaves out those that end in bias. A
+    Module's keys are names; a Gluon Trainer's are numbers, without names.
     """
-    given = getattr(optimizer, "idx2name", {})  # an own formula has none
+    given = getattr(optimizer, "idx2name", {})  # a formula of ours has none
     return {bucket: given.get(key, key) for bucket, key in keys.items() if key in given or isinstance(key, str)}
 
 
@@ -235,7 +235,7 @@ def multipliers(optimizer: Optimizer, key: Any, parameter: Any = None) -> List[f
 def learning_rate(optimizer: Optimizer, num_update: int) -> float:
     """The rate of update number `num_update` (1 is the first), by the schedule if there is one.
 
-    MXNet's schedules with an end keep their last rate, which one that is new after a resume has not computed.
+    MXNet's schedules with an end keep their last rate, but a new schedule, after a resume, has not computed it.
     """
     scheduler = optimizer.lr_scheduler
     if scheduler is None:

@@ -1,4 +1,4 @@
-"""Optimizers without MXNet: NumPy on flat arrays, applied by `kvstore.optimizers.apply`. SGD's bits are MXNet's.
+"""Optimizers without MXNet: NumPy on flat arrays, applied by `kvstore.optimizers.apply`. SGD gives MXNet's bits.
 
     w, g    weights; gradient, mean over the workers
     lr, wd  learning rate and weight decay of this step
@@ -29,11 +29,11 @@ class Now(NamedTuple):
 class Formula:
     """An optimizer that looks at each element alone. Subclasses say what it remembers, and what a step is.
 
-    What sessions and servers ask of it has MXNet's names. Keys of the multipliers are buckets.
+    Sessions and servers use the attributes with MXNet's names. Keys of the multipliers are buckets.
     """
 
     remembers: ClassVar[Tuple[str, ...]] = ()
-    """Arrays of its state, which begin at 0."""
+    """Names of the arrays of its state, which begin at 0."""
     clip_gradient: Optional[float] = None
     lr_scheduler: Any = None
     begin_num_update = num_update = 0
@@ -69,7 +69,7 @@ class Formula:
 
     def apply(self, now: Now, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
               room: Optional[np.ndarray]) -> None:
-        """One step, as `kvstore.optimizers.apply` has them."""
+        """One step, with the arguments of `optimizers.apply.Apply`."""
         with np.errstate(all="ignore"):  # a run may diverge
             g = np.multiply(g, now.scale, out=room)
             if self.clip_gradient is not None:
@@ -119,7 +119,7 @@ class SGD(Formula):
 
 
 class DCASGD_C(SGD):
-    """SGD with delay compensation, Eq. 4 of `kvstore.methods.dcasgd`; w_read is what it last left in w."""
+    """SGD with delay compensation, Eq. 4 of `kvstore.methods.dcasgd`; w_read is what its last step left in w."""
 
     def __init__(self, momentum: float = 0.0, lamda: float = DCASGDC.Options.lamda, **options: Any) -> None:
         super().__init__(momentum, **options)

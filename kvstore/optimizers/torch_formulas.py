@@ -22,7 +22,7 @@ def move_to(mean: np.ndarray, g: np.ndarray, share: float) -> None:
 
 
 class TorchFormula(Formula):
-    """g <- g + wd w;  w <- w - `move`: what all of them but AdamW have."""
+    """g <- g + wd w;  w <- w - `move`: the step of all of them but AdamW."""
 
     def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
         if wd:
@@ -30,7 +30,7 @@ class TorchFormula(Formula):
         np.subtract(w, self.move(g, state, lr, t), out=out)
 
     def move(self, g: np.ndarray, state: State, lr: float, t: int) -> np.ndarray:
-        """How far the weights go; `state` is that of step `t` afterwards."""
+        """What is subtracted from the weights; brings `state` to that of step `t`."""
         raise NotImplementedError
 
 

@@ -59,8 +59,8 @@ def load_worker(session: Session, saved: Saved) -> None:
     arrays, meta = saved
     session.counted.extend(meta.get("counted", []))
     session.sampled.extend(meta.get("sampled", []))
-    rounds = session.method.takes == "weights" and session.sends_at_once
-    if rounds and len(session.sampled) == session.sampled.maxlen:  # 0.4.0 kept what was sent, too
+    by_rounds = session.method.takes == "weights" and session.sends_at_once
+    if by_rounds and len(session.sampled) == session.sampled.maxlen:  # version 0.4.0 kept what had been sent, too
         session.counted.clear()
         session.sampled.clear()
     for bucket in session.buckets:
@@ -154,9 +154,9 @@ def server_state(session: Session, exported: State) -> Saved:
 
 
 def send(session: Session, state: Optional[State], updates: int) -> int:
-    """Send what `for_servers` has made, which one worker has, or none, to where the global optimizer lives. Collective.
+    """Send what `for_servers` has made on one worker, or on none, to where the global optimizer lives. Collective.
 
-    Returns its `updates` on every worker.
+    Returns that worker's `updates` on every worker.
     """
     session.weights_holder.import_state(state, session.buckets)
     return int(session.transport.total(np.array([updates]))[0])
@@ -197,7 +197,7 @@ def _check_fits(optimizer: described.Optimizer, facts: Dict[str, Any], arrays: L
     with other settings: the trainer and local steps would go on with theirs.
     """
     if facts.get("rule", {}) is None and not facts["optimizer"].get("began"):
-        return  # there was none yet
+        return  # that optimizer had not begun
     its = sorted(name for name in arrays if name.startswith("optimizer/"))
     mine = [f"optimizer/{name}" for name in described.state_names(optimizer)]
     kind = described.kind_of(described.describe(optimizer)["class"])
@@ -213,7 +213,7 @@ def _check_fits(optimizer: described.Optimizer, facts: Dict[str, Any], arrays: L
 
 
 def optimizer_alone(saved: Saved) -> Saved:
-    """Of the servers' state what does not depend on which workers there are: rules begin anew."""
+    """The part of the servers' state that does not depend on which workers there are: rules begin anew."""
     facts, names = _facts_and_names(saved)
     theirs = {label: [name for name in mine if name.startswith("optimizer/")] for label, mine in names.items()}
     arrays = {name: array for name, array in saved[0].items() if name.startswith("optimizer/")}
@@ -221,16 +221,15 @@ def optimizer_alone(saved: Saved) -> Saved:
 
 
 def of_bucket(session: Session, bucket: Bucket, saved: Any) -> Any:
-    """What was saved of a bucket; ConfigError if it cannot be told."""
+    """What was saved of a bucket; ConfigError if nothing can serve as that."""
     if not saved:
         raise ConfigError(f"the saved state has nothing of {bucket}; it belongs to another version or other options")
     return saved[_label(session, bucket, saved)]
 
 
 def _label(session: Session, bucket: Bucket, saved: Dict[str, Any], anew: bool = False) -> str:
-    """The bucket whose part of a saved state this one is to have: itself, or any, if all are alike and cut anew.
-
-    Not in an asynchronous job, where each had other gradients, unless its rules begin `anew`.
+    """The label under which a saved state has this bucket's part: its own, or any, if buckets were cut anew and all
+    saved parts are alike. In an asynchronous job, where each bucket had other gradients, only if rules begin `anew`.
     """
     if set(saved) == {each.label for each in session.buckets}:
         return bucket.label

@@ -1,7 +1,7 @@
 """One model in training: its buckets, a worker for each, and the iteration it is in. Flat arrays in, flat arrays out.
 
-A front end (`kvstore.fronts.gluon`) knows parameters, devices and a trainer; a session does not. docs/design.md, "The
-seam", shows its calls. In a training step no call waits for the network, but that of a worker which guesses (acco);
+A front end (`kvstore.fronts.gluon`) knows parameters, devices and a trainer; a session does not. docs/design.md,
+"Interfaces", shows its calls. In a training step no call waits for the network, but for the trial steps of `acco`;
 other calls say so if they wait.
 """
 import dataclasses
@@ -68,7 +68,7 @@ class Session:
         self.joined = False
         """Whether this worker's data have ended, and not all others', so that it takes no step of its own."""
         self.optimizer: Optimizer = None
-        self.outer: Optimizer = None  # U, where the method has its own
+        self.outer: Optimizer = None  # U, if the method has one of its own
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
         self.samples = 1.0  # examples that an iteration of this worker has, where it is known
         self.counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
@@ -77,7 +77,7 @@ class Session:
         """Examples that these iterations had."""
         self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
-        self.own_step: Dict[str, Any] = {}  # what is the same on all workers of the steps that a script itself takes
+        self.own_step: Dict[str, Any] = {}  # what must be the same on all workers about the script's own steps
         if transport.joins and not self.method.admits(self.method.options):
             raise ConfigError(f"nobody can join a running job of `{self.method.name}` with these options: that takes "
                               "`decoupled` or `async_diloco`, without replay and codec_weights")
@@ -158,7 +158,7 @@ class Session:
         self.method = method(changed, self.transport.num_workers)
 
     def model(self) -> List[str]:
-        """What must be the same on all workers, in lines, beside the parameters."""
+        """Lines that must be the same on all workers, beside those of the parameters."""
         options = ", ".join(f"{name}={value}" for name, value in self.method.options.plain().items())
         lines = [f"store {self.method.name}: {options}"]
         if self.optimizer is not None:
@@ -187,11 +187,11 @@ class Session:
         `w_local`: the weights that the first gradients are taken at; None: W_0.
         """
         method, optimizer, setup = self.method, self.optimizer, self._setup()
-        stops_here = self._traffic.on_nan == "stop" and codec(self._traffic.codec).residual  # whose sums are finite
+        stops_here = self._traffic.on_nan == "stop" and codec(self._traffic.codec).residual  # all its sums are finite
         self.transport.on_nan = "find" if stops_here else self._traffic.on_nan
         pulse.asynchronous = method.asynchronous
         first_answers = self.weights_holder.set_up(setup, weights)
-        local = self.local_optimizer  # one of the user's own may write to the gradient
+        local = self.local_optimizer  # an optimizer of the user's own may write to the gradient
         self._has_room = method.worker.sends_gradient_in_place and (local is None or optimizers.known(local))
         for bucket in self.buckets:
             own = first_answers[bucket.id].result() if w_local is None else w_local(bucket)
@@ -209,8 +209,8 @@ class Session:
     def _setup(self) -> Setup:
         keys = {bucket.id: bucket.first.key for bucket in self.buckets}
         described = optimizers.describe(self.global_optimizer)
-        asks = not optimizers.elementwise(self.global_optimizer)
-        described["names"] = optimizers.names(self.global_optimizer, keys) if asks else {}
+        whole = not optimizers.elementwise(self.global_optimizer)  # LARS looks at names
+        described["names"] = optimizers.names(self.global_optimizer, keys) if whole else {}
         of_parameters = self.buckets if self.outer is None else ()
         described["lr_mult"] = {bucket.id: bucket.first.lr_mult for bucket in of_parameters}
         described["wd_mult"] = {bucket.id: bucket.first.wd_mult for bucket in of_parameters}
@@ -231,7 +231,7 @@ class Session:
             return None
         multipliers = self.local_optimizer.lr_mult, self.local_optimizer.wd_mult
         multipliers[0][bucket.id], multipliers[1][bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
-        if not optimizers.elementwise(self.local_optimizer):  # it asks for names
+        if not optimizers.elementwise(self.local_optimizer):  # LARS looks at names
             self.local_optimizer.idx2name.update(optimizers.names(self.optimizer, {bucket.id: bucket.first.key}))
         step = self.local_steps[bucket.id] = QueuedOptimizer(self.local_optimizer, bucket.id, bucket.shape)
         step.start(w)
@@ -279,14 +279,14 @@ class Session:
         """
         self.lr_given = None  # it was that of the optimizer before
         self.optimizer = optimizer
-        self.counts(optimizer.num_update - optimizer.begin_num_update)
+        self.set_updates(optimizer.num_update - optimizer.begin_num_update)
         if self.outer is not None:
             self._use_inner(optimizer)
             for bucket in self.buckets:
                 self.workers[bucket.id].local_optimizer = self._local_step(bucket, self.w_local[bucket.id])
             return
         servers_told = False
-        while not servers_told:  # else the one that tells the servers was lost before it had
+        while not servers_told:  # the worker that leads may be lost before it tells them
             leads = self.leads
             self.weights_holder.use(self._setup(), self.global_weights, leads)
             servers_told = bool(self.transport.total(np.array([leads], np.float32)).any())
@@ -298,7 +298,7 @@ class Session:
         if self.local_optimizer is not None:
             self.local_optimizer.wd = self._wd_local()
 
-    def counts(self, updates: int) -> None:
+    def set_updates(self, updates: int) -> None:
         """The global optimizer has done this many updates; schedules go on from there."""
         self.since = self.step.t - updates
 
@@ -309,8 +309,8 @@ class Session:
         return self.step.t + self.left_out
 
     def next_step(self, lr: float, lr_local: Optional[float], counts: float = 1.0) -> Step:
-        """The next iteration begins; `lr_local` None: as `lr`. `counts`: what its gradients are multiplied by; local
-        steps divide by it again, and what is made of a round of them counts so much.
+        """The next iteration begins; `lr_local` None: as `lr`. Its gradients are multiplied by `counts`; local steps
+        divide by it again, and what a round of local steps sends is multiplied by it.
         """
         self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local, counts, self.samples, self.joined)
         self.counted.append(counts)
@@ -334,12 +334,12 @@ class Session:
         """Where the bucket's next gradient is best written; None: anywhere."""
         return self.weights_holder.room(bucket) if self._has_room else None
 
-    def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:
-        for way in ways:
-            function(way)
+    def each(self, function: Callable[[Any], None], lanes: Iterable[Any]) -> None:
+        for lane in lanes:
+            function(lane)
 
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
-        """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
+        """One bucket's part of the iteration; returns the weights of the next one, at once. The session owns them."""
         if self.outer is None:
             w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)
             return w
@@ -349,10 +349,10 @@ class Session:
         return self.iterate_weights(bucket, x, step) if due else x
 
     def _inner_step(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
-        """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""
+        """A step of the trainer's optimizer on this worker's weights; the answers of exchanges are not written to."""
         update = self.local_steps.get(bucket.id)
         if update is not None and not self.joined and not self.first_of_joiner(step.t):
-            update.skips = update.skips and update.reporting_skips()  # nobody else sees this gradient
+            update.skips = update.skips and update.reporting_skips()  # no server sees this gradient
             self.w_local[bucket.id] = update(self.w_local[bucket.id], grad, step.lr, out=self._stepped[bucket.id])
 
     def first_of_joiner(self, t: int) -> bool:
@@ -360,24 +360,24 @@ class Session:
         return self.transport.joins and t <= joined_at() + 1
 
     def due(self) -> List[int]:
-        """The fragments for which the method has its turn in this iteration."""
+        """The fragments for which `Worker.iterate` has its turn in this iteration."""
         method, own = self.method, self._own_options
         return [one for one in range(method.fragments(own)) if method.due(own, self.step.t, one)]
 
     @property
     def sends_at_once(self) -> bool:
-        """Whether all that it sends has one turn."""
+        """Whether all buckets have their turns in the same iterations."""
         return self.method.fragments(self._own_options) == 1
 
     def unsent(self) -> Tuple[int, int]:
         """Steps of this worker since it sent last, and from one exchange to the next."""
         every = self.method.intervals(self._own_options)[0]
         if self.method.takes == "weights":
-            return len(self.sampled) if self.sends_at_once else 0, every  # else some always lack steps
+            return len(self.sampled) if self.sends_at_once else 0, every  # some fragment always lacks steps
         return self.step.t % every if self.method.asynchronous else 0, every  # sasgd adds up what is unsent
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
-        """The same where the method takes weights and its turn has come: `x` are this worker's."""
+        """`iterate` where the method takes weights and has its turn: `x` are this worker's weights."""
         step = dataclasses.replace(step, counts=min(self.counted, default=1.0),
                                    samples=sum(self.sampled) / len(self.sampled))
         worker = self.workers[bucket.id]
@@ -401,8 +401,8 @@ class Session:
     def mean(self, array: np.ndarray) -> np.ndarray:
         """The mean over the workers that take part. Waits.
 
-        One may be lost between two pieces of a sum. They have whole blocks, so each block begins with a count. What is
-        summed is a part, by a power of two, so that numbers near the largest one have a mean, too.
+        A worker may be lost between two pieces of a sum. A piece has whole blocks, and each block begins with a count
+        of workers. Numbers are divided by a power of two before the sum, so that even the largest have a mean.
         """
         part, largest = 0.5 ** (self.transport.num_workers - 1).bit_length(), np.finfo(np.float32).max
         flat, block = array.reshape(-1) * np.float32(part), min(SUM_SIZES)

@@ -14,7 +14,7 @@ class Staleness:
 
     pushes: int
     updates_per_bucket: float
-    lr_mean: float  # mean effective learning rate of a gradient: the trainer's, times what its staleness left of it
+    lr_mean: float  # mean effective learning rate of a gradient: the trainer's, as its staleness has reduced it
     by_worker: Dict[int, Dict[int, int]]  # worker rank -> tau -> pushes
 
     @classmethod

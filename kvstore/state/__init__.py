@@ -1,1 +1,1 @@
-"""What lasts: arrays and facts by name."""
+"""State that checkpoints keep: arrays and facts by name."""

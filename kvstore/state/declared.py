@@ -1,4 +1,4 @@
-"""What lasts: the arrays and facts that a worker or a rule declares, for checkpoints and the memory report."""
+"""The arrays and facts that a worker or a rule declares, for checkpoints and the memory report."""
 import collections
 import copy
 from typing import Any, Dict, Mapping, Tuple
@@ -25,8 +25,8 @@ def arrays_of(owner: Any) -> Dict[str, Array]:
 
 
 def check(owner: Any, like: Array) -> None:
-    """ConfigError if it has an array such as `like` by a name that is neither declared nor begins with `_`. A number,
-    or one of each worker, may be as long as a small bucket.
+    """ConfigError if it has an array such as `like` by a name that is neither declared nor begins with `_`. Small ones
+    are not checked: an array of one number, or of one for each worker, may be as long as a small bucket.
     """
     if like.shape[0] <= max(1, owner.num_workers):
         return

@@ -1,1 +1,1 @@
-"""What carries a bucket: ps-lite, a ring over MPI, or one process."""
+"""What carries a bucket: ps-lite, sockets, MPI, gloo, or one process."""

@@ -36,7 +36,7 @@ class Buffer:
         return engine.view(self.whole)
 
     def there(self) -> np.ndarray:
-        """The same, past the engine, once it is written (`engine.memory`)."""
+        """The same without the engine, once it is written (`engine.memory`)."""
         self.whole.wait_to_read()
         return self.floats
 
@@ -69,12 +69,12 @@ class Window:
     def __init__(self, nbytes: float) -> None:
         self._nbytes = nbytes
         self._under_way: Dict[int, Buffer] = {}  # by bucket, oldest first
-        self._gone: Dict[int, Buffer] = {}       # made room last
+        self._gone: Dict[int, Buffer] = {}       # displaced last
 
     def make_room(self, bucket_id: int, nbytes: int) -> List[Buffer]:
         """Messages of other buckets whose answers the next message of this bucket has to wait for."""
         for messages in (self._under_way, self._gone):
-            messages.pop(bucket_id, None)  # it waits for its own last message anyway
+            messages.pop(bucket_id, None)  # the next message waits for it anyway
         room, gone = self._nbytes - nbytes / 2, {}
         while len(self._under_way) > 1 and sum(buffer.nbytes for buffer in self._under_way.values()) > room:
             oldest = next(iter(self._under_way))
@@ -104,7 +104,7 @@ class BucketBuffers:
         return sum(headers, ()) if any(header[-1] for header in headers) else None
 
     def keep(self, unanswered: int) -> None:
-        """Have one more than this number, whose answers are still to come."""
+        """Have one buffer more than this number of messages whose answers are still to come."""
         while len(self._buffers) <= unanswered:
             self._buffers.appendleft(Buffer(self.last.size, self.last.whole.context))
 
@@ -114,7 +114,7 @@ class BucketBuffers:
 
     @property
     def next(self) -> Buffer:
-        """The one that will be composed next."""
+        """The buffer of the next message."""
         return self._buffers[0]
 
     def compose_async(self, payload: NDArray, tag: Tag, check: Optional[Check] = None) -> Buffer:

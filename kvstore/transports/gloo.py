@@ -41,7 +41,7 @@ from kvstore.transports.rounds import on_ring
 ENDLESS = timedelta(days=365)
 """gloo's own timeout: each store has its own deadline."""
 LATER = timedelta(minutes=1)
-"""By which torch.distributed waits longer than a store, so that it is the store that says what is late."""
+"""How much longer than a store torch.distributed waits, so that the store says what is late."""
 LATE = f"another worker is late, stopped or unreachable, has taken fewer steps and left, or {CALLS}"
 MOST_TAGS = 2 ** 30
 
@@ -65,14 +65,14 @@ def instead_of_mpi() -> bool:
 
 
 class GroupTransport(Transport):
-    """One session on the process group."""
+    """One session on a process group."""
 
     def __init__(self, timeout_s: float, group: Any = None) -> None:
         self._group, self._timeout_s = _group(timeout_s, group), timeout_s
         self._lines: List[_Line] = []
         self.worker_rank, self.num_workers = self._group.worker_rank, self._group.num_workers
         self.ranks = self._group.ranks
-        """The workers', in torch.distributed."""
+        """The workers' ranks in torch.distributed."""
         self._group.open += 1
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class GroupTransport(Transport):
                 else "start the job by `odsgd launch -s 0`"
             raise ConfigError(f"codec `{traffic.codec}` over torch.distributed, where floats are summed as they are; "
                               f"leave it out, or {instead} where mpi4py is installed")
-        patient = dataclasses.replace(traffic, waits=False)  # gloo itself cuts what it sends; a call of it costs more
+        patient = dataclasses.replace(traffic, waits=False)  # gloo cuts messages itself, and a call of it costs more
         return on_ring(parameters, patient, self._group.keys, self.num_workers)
 
     def total(self, array: np.ndarray) -> np.ndarray:
@@ -132,7 +132,7 @@ class GroupSharded(Owner, GroupTransport):
 
     def _collect(self, number: int, at: Cuts, check: Optional[Check], array: NDArray, total: NDArray,
                  done: engine.Done) -> None:
-        """What the others send is added in the order of `_others`, and this worker's own last: a ring's bits."""
+        """Add the others' blocks in the order of `_others`, and this worker's own last: the bits of a ring."""
         ours = self._by_owner(_checked(array, check), at)
         own = ours[self.worker_rank]
         sums = engine.view(total)[:own.size]
@@ -170,7 +170,7 @@ class _Line:
         self.what, self.place, self._group = what, place, group
         self._ranks = dist.get_process_group_ranks(group)
         self._numbers, self._next, self._beginning = itertools.count(), 0, threading.Lock()
-        self._given: Dict[int, Tuple[float, Callable[[], List[Any]], engine.Done]] = {}  # not begun
+        self._given: Dict[int, Tuple[float, Callable[[], List[Any]], engine.Done]] = {}  # not begun yet
         self._under_way: Any = queue.SimpleQueue()  # timeout, works and `done` of each
         threading.Thread(target=_guarded, args=(self._end_all,), name="kvstore-group", daemon=True).start()
 
@@ -188,7 +188,7 @@ class _Line:
         return [dist.all_reduce(torch.from_numpy(sums), group=self._group, async_op=True)]
 
     def swap(self, number: int, pairs: Sequence[Pair]) -> List[Any]:
-        """Receive before sending, so that a message finds its place."""
+        """Begin to receive before sending, so that no message comes unexpected."""
         tag = number % MOST_TAGS
         receives = [dist.irecv(torch.from_numpy(into), self._ranks[rank], self._group, tag)
                     for rank, _, into in pairs if into.size]
@@ -254,7 +254,7 @@ class _Group:
                                 "that all are alive and run the same script")
 
     def line(self, what: str, timeout_s: float) -> _Line:
-        """One that no open session has. Collective; waits."""
+        """A line that no open session has. Collective; waits."""
         there = min((line for line in self._free if line.what == what), key=lambda line: line.place, default=None)
         place = there.place if there else self._made[what]
         if self.total(np.array(place), timeout_s) != place * self.num_workers:
@@ -267,7 +267,7 @@ class _Group:
             return _Line(what, place, self._new())
 
     def free(self, line: _Line) -> None:
-        """Its session has closed."""
+        """The session of this line has closed."""
         self._free.append(line)
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
@@ -278,15 +278,15 @@ class _Group:
                 dist.all_reduce(total, group=self._totals)
             except RuntimeError as error:
                 _die_of(error)
-        self._last = total  # gloo's thread, if it lets go of it last as Python ends, aborts the process
+        self._last = total  # if gloo's thread let go of it last, at Python's end, the process would abort
         return np.asarray(total.numpy())
 
     def _leave(self) -> None:
         engine.wait_all()
-        if self.open:  # a worker that went would take its end of the others' sums with it
+        if self.open:  # the others' sums would fail if this worker went
             self._last = torch.from_numpy(np.zeros(1, np.float32))
             with deadlines.waiting_for("the end of the job", self.timeout_s, LATE), contextlib.suppress(RuntimeError):
-                dist.all_reduce(self._last, group=self._totals)  # it fails if another has closed its stores, and gone
+                dist.all_reduce(self._last, group=self._totals)  # fails if another has closed its stores and gone
         if self.ours and dist.is_initialized():  # else the script has ended it
             dist.destroy_process_group()
         report("done", at=pulse.at)
@@ -299,9 +299,8 @@ def _begin_group(timeout: timedelta) -> None:
 
 
 def _meeting_place() -> Any:
-    """What rank 0's process group finds at its port, open at MASTER_ADDR alone; by itself it listens on all interfaces.
-
-    None: this is another rank, or MASTER_ADDR is a name, or no address of this machine.
+    """On rank 0, the TCPStore of the process group, which listens at MASTER_ADDR alone; PyTorch's own listens on all
+    interfaces. None: this is another rank, or MASTER_ADDR is a name, or no address of this machine.
     """
     with contextlib.suppress(OSError, ValueError, KeyError):
         at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -312,14 +311,14 @@ def _meeting_place() -> Any:
 
 
 def _checked(array: NDArray, check: Optional[Check]) -> np.ndarray:
-    """What will be sent; a check that fails ends the process."""
+    """The floats of `array`, to be sent; a check that fails ends the process."""
     floats = engine.view(array)
     ending.check_or_die(check, floats)
     return floats
 
 
 def _guarded(run: Any) -> None:
-    """Die of an error, which nobody could catch here. Usually another worker has died."""
+    """Run; an error ends the process, since nobody could catch it here. Usually another worker has died."""
     try:
         run()
     except RuntimeError as error:
@@ -340,8 +339,8 @@ _shared: Dict[Any, _Group] = {}
 
 
 def _group(timeout_s: float, group: Any) -> _Group:
-    """Made on first use; the group is left in good order when the process ends."""
-    if group not in _shared or _shared[group].world is not dist.group.WORLD:  # which was begun anew
+    """What stores share, made on first use; the process leaves the group in good order at its end."""
+    if group not in _shared or _shared[group].world is not dist.group.WORLD:  # the script has begun another
         _shared[group] = _Group(timeout_s, group)
     _shared[group].timeout_s = max(_shared[group].timeout_s, timeout_s)
     return _shared[group]

@@ -30,7 +30,7 @@ from kvstore.weights.servers.shard import Shard
 
 
 class Stage(Turns):
-    """The servers' side, and whose turn it is.
+    """The servers' side of the job, and whose turn it is.
 
     Parameters
     ----------
@@ -44,10 +44,10 @@ class Stage(Turns):
         self.shards = [Shard(server, num_workers, trusted=True) for server in range(num_servers)]
         self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers
         self._stored: Dict[int, NDArray] = {}
-        self._direct: Dict[int, Tuple[NDArray, DirectBucket]] = {}  # where there are codecs: room for a push, the codes
-        self.codes: Dict[Tuple[int, int], WorkerBucket] = {}  # the same: (worker rank, bucket id) -> the worker's end
-        self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # not answered yet
-        self._fetches: Dict[int, List[Asked]] = collections.defaultdict(list)  # the same of messages that only ask
+        self._direct: Dict[int, Tuple[NDArray, DirectBucket]] = {}  # with codecs: where a push goes, and its codes
+        self.codes: Dict[Tuple[int, int], WorkerBucket] = {}  # with codecs: the worker's end, by its rank and bucket id
+        self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # pushes not answered yet
+        self._fetches: Dict[int, List[Asked]] = collections.defaultdict(list)  # fetches not answered yet
         self._parts: Dict[int, np.ndarray] = {}  # of the next total, by worker rank
         self._terms: Dict[int, List[List[_Term]]] = collections.defaultdict(
             lambda: [[] for _ in range(num_workers)])  # of sums to come, by bucket id and worker rank
@@ -70,7 +70,7 @@ class Stage(Turns):
             self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
 
     def hold_direct(self, worker_rank: int, key: int, traffic: TrafficSettings) -> np.ndarray:
-        """The same of a bucket with codecs; its weights."""
+        """`hold` for a bucket with codecs, after it. Returns the bucket's weights."""
         stored = engine.memory(self._stored[key])
         if key not in self._direct:
             pushed = engine.zeros(stored.size, self._stored[key].context)
@@ -81,7 +81,7 @@ class Stage(Turns):
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
              check: Optional[Check] = None) -> LateAnswer:
-        """One worker's message; its answer is written in its place, when all have pushed or at once."""
+        """One worker's message. The answer takes its place: when all have pushed, or at once if not `synchronous`."""
         self.log.append(worker_rank)
         round_ = self._rounds[bucket.id]
         late = LateAnswer(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
@@ -92,7 +92,7 @@ class Stage(Turns):
         return late
 
     def sends_nothing(self, worker_rank: int, buckets: Sequence[Bucket]) -> None:
-        """A worker sends nothing before all have met, which may end rounds that others wait for."""
+        """A worker sends nothing before all have met: that may end rounds that others wait for."""
         for shard in self.shards:
             shard.command("rest", {"worker_rank": worker_rank, "buckets": [bucket.id for bucket in buckets]})
         for bucket in buckets:
@@ -130,7 +130,7 @@ class Stage(Turns):
             late.arrived = True
 
     def _answer_direct(self, bucket: Bucket, round_: Dict[int, np.ndarray]) -> None:
-        """What an outbox and a hub do."""
+        """What `Outbox` and `Hub` do between processes."""
         pushed, direct = self._direct[bucket.id]
         for rank, floats in round_.items():
             message = self.codes[rank, bucket.id].encode(floats)
@@ -175,7 +175,7 @@ class Stage(Turns):
         return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
 
     def all_arrived(self) -> None:
-        """All workers have come to one of their sums."""
+        """All workers have come to one of their sums. For subclasses."""
 
 
 Asked = Tuple[int, Buffer, LateAnswer]
@@ -215,7 +215,7 @@ def _travel_round(terms: List[_Term]) -> None:
 
 
 class _Staged(Transport):
-    """What workers of all kinds have of their `Stage`."""
+    """What the transports of all kinds of workers have in common."""
 
     def __init__(self, stage: Stage, worker_rank: int) -> None:
         self.stage = stage
@@ -315,7 +315,7 @@ class InProcessRing(_Staged, Ring):
 
 
 class InProcessSharded(Owner, _Staged):
-    """The same, with a part of every bucket."""
+    """One worker of a `Stage` that owns a part of every bucket."""
 
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
         round_, mine = PartRound(str(bucket), self._cuts[bucket.id], check=self.finite_check(bucket)), self.part(bucket)

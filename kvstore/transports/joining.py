@@ -36,10 +36,10 @@ class Answers(Export):
 
 
 class Joined:
-    """One in a process carries every store. A subclass joins the job in its constructor, and greets.
+    """This process's place in the job, which all of its stores share. A subclass joins the job in its constructor.
 
-    Each wait lasts as long as the store says that asks for it. `timeout_s`: the longest of all stores so far, for
-    joining and leaving the job.
+    Each wait has the timeout of the store that asks for it. `timeout_s`: the longest of all stores so far, for joining
+    and leaving the job.
     """
 
     worker_rank: int
@@ -97,7 +97,7 @@ class Joined:
         return self._pace
 
     def _hello(self, **more: Any) -> None:
-        """Make the servers ours; from worker 0."""
+        """Worker 0's first command: it tells the servers about the job."""
         trace_folder = recorder.folder and os.path.abspath(recorder.folder)  # servers work elsewhere
         self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
                                "timeout_s": self.timeout_s, "trace_folder": trace_folder, **more}, self.timeout_s)
@@ -131,7 +131,7 @@ _shared: Optional[Joined] = None
 
 
 def shared(kind: Type[Joined], timeout_s: float, synchronous: bool) -> Joined:
-    """The place of this process, made on first use; it is left in good order when the process ends."""
+    """The place of this process, made on first use; the process leaves it in good order at its end."""
     global _shared
     if _shared is None:
         _shared = kind(timeout_s, synchronous)

@@ -21,7 +21,7 @@ from kvstore.weights.servers.courier import Courier
 
 
 class Outbox:
-    """The couriers of this process, and what they have been asked for: one thing per bucket at a time."""
+    """The couriers of this process, and what waits for answers: one message per bucket at a time."""
 
     def __init__(self, addresses: Sequence[str], worker_rank: int, timeout_s: float) -> None:
         self._buckets: Dict[int, WorkerBucket] = {}
@@ -93,7 +93,7 @@ class Outbox:
         done()
 
     def _disconnected(self, address: str, reason: str) -> None:
-        """At the end of a job servers may go first: that matters once something is asked for."""
+        """Die if something waits for an answer. At the end of a job servers may go first."""
         self._gone = f"the server at {address} does not answer any more: {reason}"
         if self._asked or self._replies:
             self._die()

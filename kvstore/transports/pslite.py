@@ -35,7 +35,7 @@ from kvstore.transports.joining import Answers, Joined
 from kvstore.transports.servers import ParameterServers
 
 SUM_KEYS = 2
-"""Of each length, so that one sum is on its way while another is added up. With more than 256 KiB in flight TCP's
+"""Keys for sums of each length: one sum is on its way while another is added up. With more than 256 KiB in flight TCP's
 windows grow so far that buckets later leave in bursts, and workers' streams drift apart
 (docs/results/benchmarks/tried.md)."""
 
@@ -70,7 +70,7 @@ class Connection(Joined):
             return mx.kvstore.base.create("dist_sync" if self.synchronous else "dist_async")
 
     def _greet(self) -> None:
-        """Make the servers ours, and check that every rank is here once."""
+        """Tell the servers about the job, and check that every rank is here once."""
         if self.worker_rank == 0:
             self._hello(sums=[key for keys in self._sums.values() for key in keys], answer_keys=self._answer_keys)
         with deadlines.waiting_for("the first round with the servers", self.timeout_s):
@@ -153,7 +153,7 @@ class Connection(Joined):
 
 
 class _Answers(Answers):
-    """As they are now, at the first piece."""
+    """Each answer is as it was when its first piece was asked for."""
 
     _numbers = itertools.count()  # several may be under way
 

@@ -29,8 +29,8 @@ than beginning a round."""
 Cuts = Sequence[int]
 """Where the blocks of a bucket begin and end, one block per worker."""
 Halves = Tuple[Callable[[NDArray, NDArray, engine.Done], None], Callable[[NDArray, engine.Done], None]]
-"""The functions that begin an exchange's halves, the first with an array and this worker's part of the sum, the second
-with the array that all parts go to."""
+"""The functions that begin the two halves of an exchange: the first gets an array and this worker's part of the sum,
+the second the array that all parts go to."""
 
 
 class MpiTransport(Transport):
@@ -124,8 +124,8 @@ class PartRound(Round):
 
 
 class Owner(Sharded):
-    """A worker that owns parts, whatever cuts buckets and sends (the next base class): each exchange is two operations
-    of the engine, and U between."""
+    """A worker that owns parts. Each exchange is two operations of the engine, with U between. The next base class cuts
+    buckets, a subclass sends (`_ask`)."""
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         buckets = super().plan(parameters, traffic)
@@ -143,7 +143,7 @@ class Owner(Sharded):
         total, (collect, spread) = self._sums[bucket.id], self._ask(bucket)
         engine.push_async(partial(collect, array, total), [array], [total], here=True)
         update(total)
-        engine.push_async(partial(spread, out), [total], [out])  # `total`: behind the sum in any case
+        engine.push_async(partial(spread, out), [total], [out])  # it reads `total` to come after the sum in any case
         return Pending(out)
 
     def _ask(self, bucket: Bucket) -> Halves:
@@ -173,7 +173,7 @@ _shared: List[Rounds] = []
 
 
 def process(timeout_s: float) -> Rounds:
-    """What the stores of a process share, made on first use; the job is left in good order when the process ends."""
+    """What the stores of a process share, made on first use; the process leaves the job in good order at its end."""
     if not _shared:
         world = World(timeout_s)
         rounds = Rounds(world.comm, world.mpi, timeout_s)

@@ -6,7 +6,7 @@ array's bytes, which no allreduce can beat. `Round.messages` is the whole algori
 
 One thread of each process moves all messages. It has several rounds in flight, so that one adds while others transfer.
 It sleeps between its looks at MPI, since other workers need the core. Each session has a line of rounds, which start in
-the order of its calls; another session's may come before or behind them, as gradients appear.
+the order of its calls; rounds of two sessions may start in any order, as gradients appear.
 """
 import collections
 import contextlib
@@ -30,11 +30,11 @@ from kvstore.messages.seam import TrafficSettings
 
 MESSAGE_NBYTES = 1024 * 1024
 """A message that suits a ring: a smaller one takes nearly as much processor time, a larger one is added late."""
-LEAST_ROUNDS = 8  # that a small model is cut into, so that one transfers while another adds
+LEAST_ROUNDS = 8  # rounds that a small model is cut into, so that one transfers while another adds
 LEAST_BUCKET_NBYTES, LEAST_PATIENT_NBYTES = 128 * 1024, 512 * 1024
-"""The second where an iteration passes before the sum is needed (docs/results/benchmarks/tried.md)."""
+"""The second is for methods that need a sum an iteration later (docs/results/benchmarks/tried.md)."""
 
-Pair = Tuple[np.ndarray, np.ndarray]  # of messages: to the next worker, from the previous one
+Pair = Tuple[np.ndarray, np.ndarray]  # two messages: to the next worker, from the previous one
 Pairs = Generator[Pair, None, np.ndarray]
 Messages = Iterator[Optional[Pair]]
 
@@ -110,10 +110,10 @@ class Round:
     """One allreduce. `timeout_s`: for how long nothing may move while it is in flight; 0: what `Rounds` has."""
 
     line: "Line"
-    number: int
-    own: np.ndarray
-    total: np.ndarray
-    over: Callable[[], None]
+    number: int  # in its line
+    own: np.ndarray  # what this worker adds
+    total: np.ndarray  # where the sum is written
+    over: Callable[[], None]  # called when the round is over
     under_way: Messages
     left: int  # pairs of messages
 
@@ -147,13 +147,13 @@ AnyRound = TypeVar("AnyRound", bound=Round)
 
 
 class Line:
-    """Rounds that begin in the order in which they were asked for. `tags`: the first of those of its messages."""
+    """Rounds that begin in the order in which they were asked for. `tags`: the first tag of their messages."""
 
-    TAGS = 64  # more than rounds by which two workers may be apart
+    TAGS = 64  # two workers are fewer rounds apart
 
     def __init__(self, tags: int) -> None:
         self.tags, self.asked, self.begun = tags, 0, 0
-        self.given: Dict[int, Round] = {}  # arrays are there, not begun
+        self.given: Dict[int, Round] = {}  # their arrays are there, and they have not begun
 
 
 class Rounds:
@@ -176,10 +176,10 @@ class Rounds:
         self._news = threading.Lock()  # free while there are any
         self._lines: List[Optional[Line]] = []  # line n has the slots from n * WINDOW on
         past = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 2 - Line.TAGS
-        self._tags = itertools.cycle(range(Line.TAGS, past, Line.TAGS))  # of sessions' lines
+        self._tags = itertools.cycle(range(Line.TAGS, past, Line.TAGS))  # of lines of sessions
         self._slots: List[Optional[Round]] = []
         self._scratch: List[Pair] = []
-        self._requests: List[Any] = []  # of slot n: 2 n receives, 2 n + 1 sends
+        self._requests: List[Any] = []  # of slot n: 2 n is a receive, 2 n + 1 a send
         self._totals = self._with_slots(Line(0))
         self._in_flight = 0  # requests
         self._moved = 0  # messages that have come or gone
@@ -194,7 +194,7 @@ class Rounds:
                          partial(self._overdue, timeout_s))
 
     def line(self) -> Line:
-        """A new one; in the same order on every worker."""
+        """A new line; workers ask in the same order."""
         return self._with_slots(Line(next(self._tags)))
 
     def _with_slots(self, line: Line) -> Line:
@@ -208,7 +208,7 @@ class Rounds:
         return line
 
     def end(self, line: Line) -> None:
-        """Its rounds are over."""
+        """All rounds of the line are over."""
         self._lines[self._lines.index(line)] = None
 
     def ask(self, round_: AnyRound, line: Optional[Line] = None) -> AnyRound:
@@ -219,9 +219,8 @@ class Rounds:
         return round_
 
     def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
-        """Sum `own` into `total`, when all rounds of the line before have begun. `over` is called then, on the ring's
-        thread.
-        """
+        """Sum `own` into `total`, once all earlier rounds of the line have begun. The ring's thread calls `over` at the
+        end."""
         round_.own, round_.total, round_.over = own, total, over
         self.give(round_)
 
@@ -237,7 +236,7 @@ class Rounds:
         self._tell()
 
     def _tell(self) -> None:
-        """Wake the ring's thread, or let it not fall asleep."""
+        """Wake the ring's thread, or keep it from falling asleep."""
         with contextlib.suppress(RuntimeError):  # there are news already
             self._news.release()
 

@@ -1,7 +1,7 @@
 """Parameter servers as a transport: one store's buckets, on this process's place in the job.
 
-Two kinds of place are there: MXNet's ps-lite (`pslite`), and sockets of our own (`sockets`). Messages with a codec take
-the second way in both.
+There are two kinds of place: MXNet's ps-lite (`pslite`), and sockets of our own (`sockets`). Messages with a codec go
+over sockets in both.
 """
 import base64
 import dataclasses
@@ -28,14 +28,14 @@ from kvstore.transports.joining import Joined
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.sizing import on_servers, window_nbytes
 
-COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
+COMMAND_NBYTES = 3 * 256 * 1024  # bytes of a saved state that one command carries
 
 
 class ParameterServers(Buffered):
     """One store on the place of this process. A subclass says how the process joins."""
 
     place: ClassVar[Type[Joined]]
-    _always_direct = False  # whether messages without a codec take the same way as those with one
+    _always_direct = False  # whether messages without a codec go over our own connections, too
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
         self._connection: Any = joining.shared(self.place, timeout_s, synchronous)
@@ -43,7 +43,7 @@ class ParameterServers(Buffered):
         super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
-        self._outbox: Optional[Outbox] = None  # for messages with a codec
+        self._outbox: Optional[Outbox] = None  # for messages that go over our own connections
         self._quorum = 0
 
     def _command(self, name: str, payload: Dict[str, Any]) -> None:
@@ -75,12 +75,12 @@ class ParameterServers(Buffered):
             with deadlines.waiting_for("the start of the global weights", self._timeout_s):
                 messages = [buffers.last.whole for buffers in self._buffers.values()]
                 self._connection.native.init(list(self._buffers), messages)
-        report("joined")  # from here on this worker can be done without
+        report("joined")  # from here on the job can go on without this worker
         deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(buffers.last.payload) for key, buffers in self._buffers.items()}
 
     def _set_up_direct(self, setup: Setup) -> None:
-        """Let the servers take messages on connections of our own; worker 0's weights are the first of them."""
+        """Let the servers take messages on connections of our own. The first of them are worker 0's weights."""
         shared, first = self._connection, self.worker_rank == 0
         if first:
             self._command("open_direct", {"traffic": dataclasses.asdict(setup.traffic), "buckets": {
@@ -105,7 +105,7 @@ class ParameterServers(Buffered):
         self.total(np.zeros(1))  # the servers have them
 
     def _take_up(self, setup: Setup) -> None:
-        """Join a job that runs: its setup must be this one, and its weights become this worker's."""
+        """Join a running job: it must have this setup, and its weights become this worker's."""
         mine = json.loads(json.dumps(setup.command()))
         theirs = [next((one for one in json.loads(answer) if one["buckets"].keys() & mine["buckets"].keys()), None)
                   for answer in self._read_answers("opened")]
@@ -147,7 +147,7 @@ class ParameterServers(Buffered):
 
     def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> VersionedAnswer:
         self._send(bucket, send)
-        send.version.copyto(buffers.latest)  # what is composed from here on goes out after this answer
+        send.version.copyto(buffers.latest)  # messages that are composed from here on leave after this answer
         return VersionedAnswer(Pending(send.payload, [before.payload]), send, buffers)
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:

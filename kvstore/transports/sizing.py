@@ -1,4 +1,4 @@
-"""How a job's buckets are cut for its servers, and how much of them is in flight, by what a round takes."""
+"""How a job's buckets are cut for its servers, by how long a round takes, and how much of them is in flight."""
 import math
 import time
 from typing import Callable, Dict, List, Sequence
@@ -12,21 +12,22 @@ from kvstore.messages.seam import TrafficSettings
 WINDOW_NBYTES = 1024 * 1024
 """How much a worker has in flight to one server; an eighth of a small model where it waits for the answers. Less does
 not fill the link; with much more the workers' streams drift apart, and the way back stands idle. The bound is safe only
-because all workers send their buckets in one order, which the store sees to."""
+because the store lets all workers send their buckets in one order."""
 BUCKET_S = 3e-3
 """A round of a bucket takes about so long, within these bounds: a message costs processor time, whatever its size."""
 OF_A_MODEL, LARGEST_NBYTES = (1 / 64, 1 / 4), (1024 * 1024, 2 * 1024 * 1024)
-"""Of a bucket on slow links and on fast ones; DEFAULT_NBYTES is the least."""
+"""A bucket's share of the model, and its largest size: on slow links, on fast ones. DEFAULT_NBYTES is the least."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
-"""Buckets that are worth smaller ones where servers are fewer than workers: some hide the updates of others."""
+"""If servers are fewer than workers, each gets about `MANY` buckets, if that leaves them SMALL_NBYTES: on slow links
+some travel while others are updated."""
 LEAST_NBYTES = 64 * 1024
-"""Of two buckets that hide each other's way in a method that keeps a push in flight."""
-PROBES, PROBING_S = 5, 0.1  # of each length; how long a worker goes on
+"""If no worker waits for the answers, a server gets two buckets only if both have this many bytes."""
+PROBES, PROBING_S = 5, 0.1  # sums of each length; how long a worker goes on with them
 
 
 def measured_pace(total: Callable[[np.ndarray], np.ndarray], num_workers: int) -> float:
-    """Seconds that a round takes for each byte of a worker's message, found by sums over the workers, which is what
-    `total` makes. The same on all workers; collective, waits.
+    """Seconds that a round takes for each byte of a worker's message, measured by sums over the workers (`total`). The
+    same on all workers; collective, waits.
 
     The fastest rounds count: a round that a busy machine holds up says nothing about links and servers.
     """
@@ -65,10 +66,9 @@ def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool, pa
 
 def on_servers(parameters: Sequence[Parameter], traffic: TrafficSettings, keys: Keys, num_workers: int,
                pace: Callable[[], float]) -> List[Bucket]:
-    """The buckets of a job; `pace` is asked for only where the bits do not depend on their sizes.
-
-    They may: a rule may look at a bucket as a whole, and a codec have a scale per bucket. In an asynchronous job a
-    saved version belongs to a bucket.
+    """The buckets of a job. Their sizes depend on the measured `pace` only where the bits do not depend on the sizes: a
+    rule may look at a whole bucket, and a codec may have a scale per bucket. In an asynchronous job a saved version
+    belongs to a bucket.
     """
     nbytes = traffic.bucket_nbytes
     if nbytes is None and not traffic.asynchronous:

@@ -61,7 +61,7 @@ class SocketsJoined(Joined):
         return _Answers(self._ask(name, {}), f"the servers' answer to `{name}`", timeout_s)
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
-        if environment.joined():  # the others do not wait for it
+        if environment.joined():  # the others do not wait for this worker
             return np.array(array, np.float32)
         return super().total(array, timeout_s)
 
@@ -76,14 +76,14 @@ class SocketsJoined(Joined):
 
 
 class _Answers(Answers):
-    """They arrive while other things go on, each as it was when the server was asked."""
+    """Answers that arrive while other things go on, each as it was when the server was asked."""
 
     def __init__(self, waits: List[Callable[[], np.ndarray]], what: str, timeout_s: float) -> None:
         super().__init__()
         self._waits, self._what, self._timeout_s = waits, what, timeout_s
 
     def settle(self) -> None:
-        self.fetch()  # servers answer when they have laid it aside
+        self.fetch()  # no later push is in what a server has sent
 
     def fetch(self) -> None:
         with deadlines.waiting_for(self._what, self._timeout_s):

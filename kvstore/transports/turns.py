@@ -16,14 +16,14 @@ from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending
 
 LOOKS = 60
-"""Parts of the time to wait: while the process stands still (SIGSTOP, a laptop that sleeps), one of them passes."""
+"""Parts that a wait is cut into: while the process stands still (SIGSTOP, a laptop that sleeps), one part passes."""
 
-LOGGED = 10_000
+LOGGED = 10_000  # exchanges in `Turns.log`
 
 _idle: List["SimpleQueue[Callable[[], None]]"] = []
-"""What idle threads wait for calls from, those of all stages. Threads are reused, since MXNet keeps 5 MB for each that
-ever computed. Python's own pool is none for calls that wait for each other: since 3.12 it may count a busy thread as
-idle."""
+"""The queues from which the idle threads of all stages get calls. Threads are reused, since MXNet keeps 5 MB for each
+that ever computed. Python's own pool does not suit calls that wait for each other: since 3.12 it may count a busy
+thread as idle."""
 os.register_at_fork(after_in_child=_idle.clear)
 
 
@@ -92,7 +92,7 @@ class Turns:
         try:
             for worker_rank in range(self.num_workers):
                 called.append(_begin(body, worker_rank))
-        except RuntimeError as error:  # those that wait for their turn then end without having begun
+        except RuntimeError as error:  # the threads that wait for their turn end without having begun
             self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
                                         f"{len(called)} threads, and no more ({error}); take fewer workers")
         try:
@@ -150,12 +150,12 @@ class Turns:
 
 
 class LateAnswer(Pending):
-    """An answer that comes when every worker's push has; `result` lets others run until then."""
+    """An answer that is there once the pushes that it waits for are; `result` lets other workers run until then."""
 
     def __init__(self, stage: Turns, worker_rank: int, what: str, array: NDArray,
                  check: Optional[Check] = None) -> None:
         super().__init__(array)
-        self.check = check  # of what was sent, before the answer is made
+        self.check = check  # for what was sent, called before the answer is made
         self._stage, self._worker_rank, self._what = stage, worker_rank, f"worker {worker_rank}, {what}"
         self.arrived = False
 

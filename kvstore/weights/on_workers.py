@@ -38,11 +38,11 @@ class WeightsOnWorkers(GlobalWeights):
         self.updates: Dict[int, QueuedOptimizer] = {}  # U, by bucket
         self._weights: Dict[int, engine.InTurn] = {}
         self._last_exchange: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
-        self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
+        self._rate, self._rates = 0.0, 0  # the last learning rate; a checksum of all so far
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         self.buckets = setup.buckets
-        # Of a worker's gradient in a sum. A method of a user's own may have no such option.
+        # What a worker's gradient counts in a sum. A method of a user's own may have no option `reduction`.
         self.gradient_weight = 1.0 if setup.options.get("reduction") == "sum" else 1.0 / self._transport.num_workers
         optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
         for bucket in setup.buckets:
@@ -62,11 +62,11 @@ class WeightsOnWorkers(GlobalWeights):
             self.updates[bucket.id].start(self.mine(bucket, weights(bucket)))
 
     def mine(self, bucket: Bucket, whole: NDArray) -> NDArray:
-        """What this worker updates of a bucket's array, in place."""
+        """The part of a bucket's array that this worker updates, in place."""
         return whole
 
     def note(self, lr: float) -> None:
-        """The weights will move at this learning rate next."""
+        """The next update is at this learning rate."""
         self._rate, self._rates = lr, zlib.crc32(struct.pack("<d", lr), self._rates)
 
     def check(self) -> None:
@@ -75,7 +75,7 @@ class WeightsOnWorkers(GlobalWeights):
                                            f"all so far, as a checksum: {self._rates:08x}"])
 
     def exporting(self) -> Export:
-        """By the names that a server gives (`shard.Entry.saved`)."""
+        """With the names that a server gives (`shard.Entry.saved`)."""
         return Export({bucket.id: ({f"optimizer/{name}": self.whole(bucket, array)
                                     for name, array in self.updates[bucket.id].arrays().items()},
                                    {"optimizer": self.updates[bucket.id].facts(), "rule": {}})
@@ -106,7 +106,7 @@ class Replicas(WeightsOnWorkers, Replicated):
         self._sums: Dict[int, engine.InTurn] = {}
         self._asked: Dict[int, Deque[Pending]] = {}  # the sums that may be read, by bucket
         self._exchanged = False  # workers have asked for W, perhaps beside other sums
-        self._rooms: Dict[int, NDArray] = {}  # the next sums, where gradients are put in their place
+        self._rooms: Dict[int, NDArray] = {}  # the next sums' arrays, in which gradients lie already
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         first_answers = super().set_up(setup, weights)
@@ -140,7 +140,7 @@ class Replicas(WeightsOnWorkers, Replicated):
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         self._exchanged, self.adds = True, False
-        # In one process `result` makes U read the sum before, whose array the next one takes.
+        # In one process `result` lets U read the last sum before the next one takes its array.
         w, after = self._last_exchange[bucket.id].result(), self._weights[bucket.id].next()
         update = self.updates[bucket.id]
         self._last_exchange[bucket.id] = self._sum(bucket, grad, lr).then(

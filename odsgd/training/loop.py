@@ -97,7 +97,8 @@ class Training:
         self.data = data.load(config, transport.worker_rank, transport.num_workers, self.contexts, arrays)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
         options = config.options.in_iterations(self.data.batches_per_epoch)
-        self.store = LegacyStore(fit.fitting(config.method, options, transport), options, transport)
+        fit.check_on(transport, config.method, options)
+        self.store = LegacyStore(config.method, options, transport)
         self.frozen = models.frozen(self.net, config)
         self.trainer = self._trainer()
         self.store.session.lr_given = config.lr

@@ -237,11 +237,11 @@ class VirtualSession(Session):
             worker.local_optimizer = self._local_step(bucket, own)
             worker.start(own)
 
-    def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:
+    def each(self, function: Callable[[Any], None], lanes: Iterable[Any]) -> None:
         """An asynchronous server's answers come in any order: no bucket waits for another one's."""
         if not self.method.asynchronous:
-            return super().each(function, ways)
-        waiting = [one for way in ways for one in _until_it_waits(greenlet(function), way)]
+            return super().each(function, lanes)
+        waiting = [one for lane in lanes for one in _until_it_waits(greenlet(function), lane)]
         seen = -1
 
         def some_ready() -> bool:

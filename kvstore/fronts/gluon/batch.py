@@ -9,23 +9,23 @@ from typing import Any, Callable, Optional
 
 class _Here(threading.local):
     rows: Optional[int] = 0
-    """Of this worker's thread up to the first step of its first store; None from then on."""
+    """Rows that this worker's thread has seen before the first step of its first store; None from then on."""
 
 
 _here = _Here()
 
 
-def backward(mxnets: Callable[..., None], heads: Any, *arguments: Any, **options: Any) -> None:
+def backward(original: Callable[..., None], heads: Any, *arguments: Any, **options: Any) -> None:
     """``NDArray.backward`` or ``autograd.backward``, with its rows counted."""
     if _here.rows is not None:
         several = heads if isinstance(heads, (list, tuple)) else [heads]
         _seen(sum(head.shape[0] if head.shape else 1 for head in several))
-    mxnets(heads, *arguments, **options)
+    original(heads, *arguments, **options)
 
 
-def init_optimizer(mxnets: Callable[..., None], module: Any, *arguments: Any, **options: Any) -> None:
+def init_optimizer(original: Callable[..., None], module: Any, *arguments: Any, **options: Any) -> None:
     """``Module.init_optimizer``, which tells its batch, and a store of ours which parameters are fixed."""
-    mxnets(module, *arguments, **options)
+    original(module, *arguments, **options)
     group, store = module._exec_group, module._kvstore
     _seen(group.batch_size)
     if type(store).__module__.startswith("kvstore."):

@@ -45,11 +45,11 @@ def install(mx: Any, create: Create) -> None:
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Let `around` be called in place of a function of MXNet's, which it gets as its first argument."""
-    mxnets = getattr(owner, name)
+    original = getattr(owner, name)
 
-    @functools.wraps(mxnets)
+    @functools.wraps(original)
     def wrapped(*arguments: Any, **options: Any) -> Any:
-        return around(mxnets, *arguments, **options)
+        return around(original, *arguments, **options)
 
     setattr(owner, name, wrapped)
 
@@ -68,7 +68,7 @@ def _watch_saving(mx: Any) -> None:
 
 
 def install_when_imported(create: Create) -> None:
-    """The same once MXNet is imported, which then finds NumPy as it expects it; until then it costs nothing."""
+    """`install` once MXNet is imported, with NumPy as it expects it; until then this costs nothing."""
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         spec = importlib.machinery.PathFinder.find_spec(name, path) if name == "mxnet" else None
         if spec is None or spec.loader is None:
@@ -127,7 +127,7 @@ def _stand_in(create: Create, name: str) -> Any:
     return store
 
 
-def _create(mx: Any, ours: Create, mxnets: Create, name: Any = "local", **options: Any) -> Any:
+def _create(mx: Any, ours: Create, original: Create, name: Any = "local", **options: Any) -> Any:
     """``mx.kv.create`` with our names."""
     store = ours(name, **options)
     if store is not name:
@@ -137,17 +137,17 @@ def _create(mx: Any, ours: Create, mxnets: Create, name: Any = "local", **option
             and name.lower() not in mx.kvstore.KVStoreBase.kv_registry:
         raise ConfigError(f"`{name}` is MXNet's own store, whose workers would wait for servers that this job does not "
                           f"have: it has an `{idle.name}` store; give the trainer kvstore=store")
-    return mxnets(name, **options)
+    return original(name, **options)
 
 
-def _create_for_module(mx: Any, ours: Create, mxnets: Callable[..., Any], kvstore: Any, *arguments: Any) -> Any:
+def _create_for_module(mx: Any, ours: Create, original: Callable[..., Any], kvstore: Any, *arguments: Any) -> Any:
     """``mx.model._create_kvstore``, which makes Module's store, with our names.
 
     Where the store's type says so, Module divides its gradients by the number of workers.
     """
     if _becomes_ours(mx, kvstore):
         _check_updates("Module", None)
-    store, updates = mxnets(ours(kvstore), *arguments)
+    store, updates = original(ours(kvstore), *arguments)
     name = getattr(store, "stands_for", None) or ""
     if "dist" in name and "_sync" in name:
         store._multiply_back()
@@ -156,7 +156,7 @@ def _create_for_module(mx: Any, ours: Create, mxnets: Callable[..., Any], kvstor
 
 def _init_trainer(mx: Any, ours: Create, init: Callable[..., None], trainer: Any, *arguments: Any, **options: Any
                   ) -> None:
-    """``Trainer.__init__``, which looks at its store when it is made, and not with the first step."""
+    """``Trainer.__init__``, where a trainer gets its store at once, and not with its first step."""
     init(trainer, *arguments, **options)
     asked = trainer._kvstore_params
     if _becomes_ours(mx, asked["kvstore"]):
@@ -176,20 +176,19 @@ def _init_kvstore(init: Callable[..., None], trainer: Any) -> None:
 
 
 def _tell_alone(trainer: Any, beside: Any) -> None:
-    """Once for a trainer, if its store is MXNet's, beside one of several workers; kvstore=None says that it shall be.
-    """
+    """Warn once of a trainer with a store of MXNet's while `beside` has several workers; kvstore=None is no mistake."""
     asked = trainer._kvstore_params["kvstore"]
     if None in (beside, asked) or type(asked).__module__.startswith("kvstore.") or hasattr(trainer, "_told_alone"):
         return
     trainer._told_alone = True
     beside._warn(f"a gluon.Trainer with the store `{getattr(asked, 'type', asked)}` trains a network of this worker's "
-                 f"own; to train one on all workers, by `{beside.name}`, give it kvstore=store; None says that it "
-                 "shall")
+                 f"own; to train one on all workers, by `{beside.name}`, give it kvstore=store; kvstore=None "
+                 "leaves it as it is, without this line")
 
 
-def _create_sparse(mxnets: Callable[..., Any], store: Any) -> Any:
-    """``_create_sparse_kvstore``, which makes a Trainer's store where weights are row-sparse, for ours, too."""
-    return (store, True) if type(store).__module__.startswith("kvstore.") else mxnets(store)
+def _create_sparse(original: Callable[..., Any], store: Any) -> Any:
+    """``_create_sparse_kvstore``, which makes a Trainer's store where weights are row-sparse; ours is made already."""
+    return (store, True) if type(store).__module__.startswith("kvstore.") else original(store)
 
 
 def _made() -> Iterable[Any]:

@@ -23,7 +23,7 @@ Layer = List[Tuple[Segment, NDArray]]
 
 
 def _copy_each(sources: List[NDArray], targets: List[NDArray]) -> None:
-    """To or from half precision, which `amp_multicast` does not know on a CPU, or another device."""
+    """For another device, or half precision, which `amp_multicast` does not know on a CPU."""
     for source, target in zip(sources, targets):
         source.copyto(target)
 
@@ -37,12 +37,12 @@ class Keyed:
 
     def __init__(self, parameter: Parameter, weights: List[NDArray]) -> None:
         self.parameter, self.weights = parameter, weights
-        self.own: Optional[NDArray] = None  # of the weights, one that no script can write
+        self.own: Optional[NDArray] = None  # the one of `weights` that no script can write
         self.grads: List[NDArray] = []
         self._dense: List[NDArray] = []
 
     def use(self, grads: Sequence[NDArray], weights: Sequence[NDArray]) -> bool:
-        """Whether the caller's arrays are others than before; ConfigError if they cannot be this parameter's."""
+        """Take the caller's arrays; whether they have changed. ConfigError if they cannot be this parameter's."""
         if _same(self.grads, grads) and _same(self.weights, weights):
             return False
         for one, what in [*((one, "gradient") for one in grads), *((one, "array for the weights") for one in weights)]:
@@ -132,7 +132,7 @@ class Lane:
         engine.push(add, others, [out])
 
     def _gatherer(self, flat: NDArray, layer: Layer) -> Callable[[], None]:
-        # What a layer lacks stays as it is.
+        # Elements of `flat` that the layer has no array for stay as they are.
         near = self._near(flat, layer) if len(layer) == len(self.bucket.segments) else flat
         copy = self._copier([array for _, array in layer], self._parts(near, layer))
 
@@ -168,14 +168,14 @@ class Lane:
         return [flat[segment.offset:segment.end] for segment, _ in layer]
 
     def _layers(self, arrays: Sequence[List[NDArray]]) -> List[Layer]:
-        """Of the first array of each key, of the second array of each that has one, and so on."""
+        """A layer of the first array of each key, one of the second array of each key that has one, and so on."""
         return [[(segment, one[number].reshape(-1)[segment.start:segment.stop])
                  for one, segment in zip(arrays, self.bucket.segments) if number < len(one)]
                 for number in range(max(map(len, arrays)))]
 
 
 def put(arrays: Sequence[NDArray], values: Sequence[Any]) -> None:
-    with mx.autograd.pause():  # a Trainer with row-sparse weights shares them where a forward pass first reads them
+    with mx.autograd.pause():  # row-sparse weights are sent by the first forward pass that reads them
         for array, value in zip(arrays, values):
             # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
             (value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=array.dtype)).copyto(array)

@@ -21,7 +21,7 @@ _MORE = ("which keeps more than them (versions and backups, unfinished intervals
 class LegacyStore(Store):
     """A `Store` for every script that knows MXNet's: what `kvstore.create` makes.
 
-    The older calls have weights that the store keeps in arrays of its own.
+    For the older calls the store keeps the weights in arrays of its own.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -36,7 +36,7 @@ class LegacyStore(Store):
 
     def init(self, key: Any, value: Any) -> None:
         """The initial weights of `key`: worker 0's. Collective; waits."""
-        with mx.autograd.pause():  # a Trainer with row-sparse weights calls where a forward pass first reads them
+        with mx.autograd.pause():  # the first forward pass that reads row-sparse weights calls it
             values = [as_list(its)[0].tostype("default") for _, its in each(key, value)]
             keys = [one for one, _ in each(key, value)]
             super().broadcast(keys, values, out=[its.copy() for its in values])
@@ -45,7 +45,7 @@ class LegacyStore(Store):
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         super().broadcast(key, value, out)
-        if self.session.optimizer is None:  # what it adds up has no place in arrays of the script's
+        if self.session.optimizer is None:  # sums go to arrays of the store's own
             for one, _ in each(key, out):
                 self._keyed[one].weights = [array.copy() for array in self._keyed[one].weights]
 
@@ -69,8 +69,8 @@ class LegacyStore(Store):
             super().pushpull(key, value, out)
 
     def _set_updater(self, updater: Callable[[Any, NDArray, NDArray], None]) -> None:
-        """Of a store without an optimizer: what becomes of a key's value, ``updater(key, pushed, value)``. Every worker
-        calls it on its own copy of the value, with the same sum.
+        """For a store without an optimizer: ``updater(key, pushed, value)`` updates a key's value after each push.
+        Every worker calls it on its own copy of the value, with the same sum.
         """
         if self.session.optimizer is not None:
             raise ConfigError("a store has an optimizer or an updater, and this one has an optimizer; make another "
@@ -131,8 +131,8 @@ class LegacyStore(Store):
                     _rows(weight, np.unique(wanted.asnumpy())).copyto(array)
 
     def _weight(self, key: Any, out: Optional[NDArray] = None) -> NDArray:
-        """What the store has for `key`, or shows now: in an array of its own, in `out` if it can lie there, or in a new
-        one. The script may have written something else into those that it has given.
+        """What the store has for `key`, or shows now: in an array of the store's, in `out` if that fits, or in a new
+        one. The script's own arrays are not read: it may have written something else into them.
         """
         known = self._known(key)
         first = known.weights[0]
@@ -186,16 +186,16 @@ class LegacyStore(Store):
         return self.session.method.resumes_from_optimizer and getattr(self.options, "codec_weights", "none") == "none"
 
     def _multiply_back(self) -> None:
-        """The script divides gradients by the number of workers, for servers that add up. Undo it: methods expect each
-        worker's own mean.
+        """Undo the script's division of gradients by the number of workers, which is for servers that add up: methods
+        expect each worker's own mean.
         """
         self._factor = float(self.num_workers)
         if self.session.method.reduces:
             self.session.change({"reduction": "mean"})
 
     def _load_optimizer(self, fname: str) -> None:
-        """What the worker that leads reads goes to where the global optimizer lives; rules and workers keep what they
-        have. If it cannot, every worker hears why. Collective.
+        """The worker that leads reads the state and sends it to where the global optimizer lives; rules and workers
+        keep what they have. If it cannot, every worker hears why. Collective.
         """
         state, updates, wrong = None, 0, ""
         if self.leads:
@@ -209,7 +209,7 @@ class LegacyStore(Store):
             raise ConfigError(wrong)
         updates = saving.send(self.session, state, updates)
         if not self.session.method.asynchronous:  # whose servers count the updates of all workers
-            self.session.counts(updates)
+            self.session.set_updates(updates)
 
     def _check_updated(self, call: str, key: Any, outs: List[NDArray]) -> None:
         """ProtocolError if `outs` would get weights that lack a gradient which the caller has handed in."""

@@ -43,10 +43,10 @@ def teach(trainer: Any, ours: type) -> None:
             store(of).scale_by(scaler)
         vars(of)[SCALER] = scaler
 
-    def rescale(mxnets: Callable[..., None], of: Any, scale: float) -> None:
+    def rescale(original: Callable[..., None], of: Any, scale: float) -> None:
         """MXNet refuses another batch size or scale where the store's name has ``dist`` in it."""
         if store(of) is None:
-            mxnets(of, scale)
+            original(of, scale)
         else:
             of._optimizer.rescale_grad = scale
 

@@ -35,7 +35,7 @@ made: "weakref.WeakSet[Store]" = weakref.WeakSet()
 """The stores of this process."""
 
 _trained: "weakref.WeakValueDictionary[int, Store]" = weakref.WeakValueDictionary()
-"""By the ids of arrays, which may be those of others by now: the store that has trained them last."""
+"""The store that trained an array last, by the array's id, which a newer array may have by now."""
 
 
 class Store(FrontEnd, mx.kvstore.KVStoreBase):
@@ -48,12 +48,12 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
         self._fixed: Set[Any] = set()  # keys that a Module gives no gradients, though no trainer says so
         self._handed: Set[Any] = set()  # keys handed in in this iteration
-        self._factor = 1.0  # of all gradients
-        self._scaler: Any = None  # of the loss, MXNet's
+        self._factor = 1.0  # by which all gradients are multiplied
+        self._scaler: Any = None  # MXNet's scaler of the loss
         self._saved_scale: Optional[Dict[str, float]] = None
         self._waits = Waits()
-        self._settings: Dict[str, Any] = {}  # of the optimizer, and by parameter, as the first step has them
-        self._has_trainer = False  # which hands in its parameters with the first step
+        self._settings: Dict[str, Any] = {}  # of the optimizer and of each parameter, in the first step
+        self._has_trainer = False  # a trainer hands in its parameters with its first step
         self._passed_on: Set[str] = set()  # names of parameters that a later store trains
         made.add(self)
 
@@ -230,7 +230,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             raise ConfigError(f"{names.count(name)} keys of this `{self.name}` store have the name {name}, and what is "
                               "saved goes by names; take other keys (3 and \"3\" are one name)")
         self._unshared = {}
-        mx.nd.waitall()  # where a graph is static, its BatchNorm's statistics may come after their arrays are said to
+        mx.nd.waitall()  # a static graph may write BatchNorm's statistics after MXNet calls the arrays written
         what = f"parameter {next(iter(values))}" if len(values) == 1 else "their parameters"
         parameters = {key: self._keyed[key].parameter for key in values}
         agreement.check(self.session.transport, what, [*(f"parameter {key} shape {one.shape} {one.dtype}"
@@ -243,7 +243,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _take_over(self) -> None:
-        """From whatever store has trained these arrays before."""
+        """Train these arrays from here on, in place of a store that has trained them before."""
         others = set()
         for mine in self._keyed.values():
             for array in mine.weights:
@@ -260,7 +260,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                            "step of this one")
 
     def _left_own(self) -> bool:
-        """Whether the network still holds what this worker came to, and nothing has been loaded since."""
+        """Whether the network still holds the weights that this worker came to: nothing was loaded since."""
         lane = self.lanes[0]
         segment, flat = lane.bucket.segments[0], self.session.w_local[lane.bucket.id].asnumpy()
         held = self._keyed[segment.parameter.key].weights[0].asnumpy().reshape(-1)[segment.start:segment.stop]
@@ -289,7 +289,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         optimizer.param_dict = before.param_dict
         self.session.replace(optimizer)
         self._advise()
-        if trainer is not None:  # it sets rates, and the scale of its batches, on the one that it has
+        if trainer is not None:  # it sets the rate and the batch size on its own optimizer
             trainer._optimizer = optimizer
 
     def _own_weights(self) -> List[NDArray]:
@@ -367,7 +367,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     # -- every step --------------------------------------------------------------------------------------------
 
     def _iterate(self) -> bool:
-        """All gradients have been handed in, or this worker has none. Returns whether any worker has."""
+        """One iteration: all gradients have been handed in, or this worker has none. Whether any worker has."""
         if self._scaler is not None and self._leaves_out():
             return True
         optimizer = self._global_optimizer()
@@ -388,7 +388,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         return True
 
     def _share_of_an_example(self, optimizer: Any) -> float:
-        """What its gradient counts in this worker's."""
+        """What one example's gradient counts in this worker's gradient."""
         loss_scale = 1.0 if self._scaler is None else scaling.of_gradients(self._scaler, self._trainer())
         return float(self._factor * loss_scale * optimizer.rescale_grad)
 
@@ -464,7 +464,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         return bool(self._handed)
 
     def _untrained(self) -> Dict[str, List[NDArray]]:
-        """Parameters without a gradient, by name. A network that has been cast has others than in the first step."""
+        """Arrays of parameters without a gradient, by name. A network that was cast has other arrays than before."""
         named = self._named()
         return {known.parameter.name: named[key].list_data() if key in named and named[key]._stype == "default" else
                 known.weights for key, known in self._keyed.items() if key not in self._lanes_of}

@@ -16,11 +16,11 @@ from kvstore.fronts.gluon.lanes import Keyed
 from kvstore.job.pulse import SAMPLED_S
 
 _known: List["Waits"] = []
-"""Of all stores that this process has had, closed ones too."""
+"""The waits of all stores that this process has had, closed ones too."""
 
 
 def seconds_waited() -> float:
-    """For a beat: the seconds of all stores together. On any thread."""
+    """The seconds of all stores together, for a beat of the pulse. On any thread."""
     return round(sum(waits.seconds for waits in _known), 3)
 
 

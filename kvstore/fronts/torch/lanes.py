@@ -13,9 +13,9 @@ from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 
-FLATS = 8  # whose views are kept
+FLATS = 8  # flat arrays of a bucket whose views are kept
 SAMPLED = 16
-"""Elements of each parameter of a bucket that are compared, since what is written through `.data` has no version."""
+"""Elements of each parameter that are compared: PyTorch counts no version where `.data` is written."""
 FLOAT_NBYTES = 4
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
@@ -81,7 +81,7 @@ class Trained:
         return self._writes() != self._version
 
     def _writes(self) -> int:
-        return int(self.parameter._version + self.tensor._version)  # of a shard each counts its own
+        return int(self.parameter._version + self.tensor._version)  # a DTensor and its shard count apart
 
 
 class Sample:
@@ -99,7 +99,7 @@ class Sample:
         self._taken = self._look()
 
     def changed(self) -> Optional[str]:
-        """The name of a parameter that is another one than when the sample was taken."""
+        """The name of a parameter that has changed since the sample was taken."""
         there = self._look()
         for names, taken, now in zip(self._names, self._taken, there):
             if not torch.equal(taken, now):
@@ -111,7 +111,7 @@ class Sample:
         if addresses != self._addresses:
             strides = [one.tensor.stride() for _, one in self._parts]
             if strides != self._strides:
-                self._taken = []  # which other elements were in
+                self._taken = []  # other elements than those of the new views
             self._addresses, self._strides = addresses, strides
             self._make_views()
         return [torch.cat(views) for views in self._views]
@@ -135,11 +135,11 @@ class TensorLane:
         self.parts = [(segment, trained[segment.parameter.key]) for segment in bucket.segments]
         self._sample = Sample(self.parts)
         self.rest: Optional[np.ndarray] = None
-        """Where the method takes weights: what of them parameters in half precision did not hold when shown last."""
+        """Where the method takes weights: what parameters in half precision rounded off those shown last."""
         self.due: Optional[NDArray] = None
         """The weights of the next iteration, from the end of this one until the parameters hold them."""
         self._own = engine.InTurn(bucket.size, context, 2)
-        """Flat gradients, where they have no better place: the last one may still be on its way."""
+        """Flat gradients, if the transport gives no room: the last one may still be on its way."""
         self._views = engine.CachedById(FLATS)
 
     def weights(self, anew: bool = True) -> NDArray:
@@ -185,7 +185,7 @@ class TensorLane:
         self.hold()
 
     def keep_rest(self, flat: NDArray) -> None:
-        """After `show`: of parameters in half precision, what of these weights they cannot hold, which is no step."""
+        """After `show`: keep what parameters in half precision round off `flat`, which is no step of the worker."""
         half = any(one.tensor.element_size() < FLOAT_NBYTES for _, one in self.parts)
         self.rest = engine.memory(flat) - engine.memory(self.weights(anew=False)) if half else None
 
@@ -247,7 +247,7 @@ def _elements(tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
 
 
 class Arrivals:
-    """Which buckets may leave: those whose gradients are all there, and after all buckets before them."""
+    """Which buckets may leave: those whose gradients are all there, each after all buckets before it."""
 
     def __init__(self, lanes: Sequence[TensorLane]) -> None:
         self._lanes = lanes
@@ -262,7 +262,7 @@ class Arrivals:
         self._missing = {lane: len(lane.parts) for lane in self._lanes}
         self._there: Set[str] = set()
         self.left = 0
-        """Buckets that have left."""
+        """How many buckets have left."""
 
     def note(self, name: str) -> Iterator[TensorLane]:
         """A gradient is there; the buckets that may leave now. ProtocolError if it was there before."""
@@ -282,4 +282,4 @@ class Arrivals:
     def rest(self) -> Iterator[TensorLane]:
         while self.left < len(self._lanes):
             yield self._lanes[self.left]
-            self.left += 1  # if it could be sent
+            self.left += 1  # only once it has been sent

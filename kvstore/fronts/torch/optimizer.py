@@ -23,9 +23,9 @@ from kvstore.fronts.torch.lanes import Arrivals, TensorLane, held
 from kvstore.fronts.torch.store import DTYPES, TorchStore, has_store
 from kvstore.messages.buckets import Parameter
 
-_Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter's place until PyTorch 2.2
+_Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # its place until PyTorch 2.2
 LOOKED_EVERY = 16
-"""Iterations after which the model is looked through for what is not trained as in the beginning."""
+"""Every so many iterations `_check_trained` looks through the whole model."""
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -76,7 +76,7 @@ class Optimizer(torch.optim.Optimizer):
         models.refuse_wrapped(model)
         translated = self._translated(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        optimizer._opt_called = True  # its steps are taken here; a scheduler that was made of it asks
+        optimizer._opt_called = True  # for a scheduler that was made of it: the steps are taken here
         self.store, self._model, self._given = store, model, optimizer
         self._names = {id(tensor): models.plain(name) for name, tensor in model.named_parameters()}
         self._multipliers = [(1.0, 1.0)] * len(self.param_groups) if translated is None \
@@ -85,8 +85,8 @@ class Optimizer(torch.optim.Optimizer):
         self._syncing = True
         self._order: Dict[str, None] = {}  # as gradients appeared first
         self._arrivals: Optional[Arrivals] = None
-        self._rates: List[float] = []  # of the groups, in the iteration that began last
-        self._alone: Dict[str, int] = {}  # how often what no store trains had been written
+        self._rates: List[float] = []  # of the groups, in the iteration that has begun
+        self._alone: Dict[str, int] = {}  # PyTorch's count of writes to parameters that no store trains
         self._own = [(self._names.get(id(tensor), ""), tensor, not tensor.requires_grad)  # frozen ones as well
                      for group in self.param_groups for tensor in group["params"]]
         self._ran: Set[torch.nn.Module] = set()
@@ -95,7 +95,7 @@ class Optimizer(torch.optim.Optimizer):
         self._sharded = list(models.those_in(model, "FSDPModule"))
         self._at_once = hasattr(model, "_orig_mod") or bool(self._sharded)  # modules have no hooks of their own then
         self._hooks: List[Any] = []  # handles of what was put into the model and the given optimizer
-        self._steps_given = False  # whether a step of the given optimizer is this one's
+        self._steps_given = False  # whether this optimizer calls the given one
         store.session.own_step = self._own_step()
         store.take(functools.partial(models.tensors, model), self._described(), translated)
         store.optimizer = self
@@ -106,7 +106,7 @@ class Optimizer(torch.optim.Optimizer):
     # -- what a script calls -----------------------------------------------------------------------------------
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """End the iteration: what has not left yet leaves. Returns at once, but from the first.
+        """End the iteration: buckets that have not left yet leave. Returns at once, but in the first iteration.
 
         A parameter without a gradient takes part with zeros.
         """
@@ -124,7 +124,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As PyTorch's. After a backward pass that an error has ended before anything left, the next may be whole."""
+        """As PyTorch's. If an error ended a backward pass before any bucket left, the iteration begins anew."""
         super().zero_grad(set_to_none)
         if self._arrivals is not None and not self._arrivals.left:
             self._arrivals.begin()
@@ -132,8 +132,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward passes add up gradients and send nothing; what they leave is sent with the next one, or by
-        `step`."""
+        """Inside, backward passes add up gradients and send nothing; the next one outside, or `step`, sends the sum."""
         before, self._syncing = self._syncing, False
         try:
             yield
@@ -210,7 +209,7 @@ class Optimizer(torch.optim.Optimizer):
                                 "the model, was called in the first iteration and not in this one; call "
                                 "optimizer.synchronize() after step()")
         if self._syncing:
-            self.store._check_may_step("; gradients alone come without it under `with optimizer.no_sync():`")
+            self.store._check_may_step("; for gradients alone run backward() under `with optimizer.no_sync():`")
         self.store.appeared(name, self._syncing)
         for lane in self._arrivals.note(name) if self._syncing else ():
             self._send(lane)
@@ -239,7 +238,7 @@ class Optimizer(torch.optim.Optimizer):
                               "odsgd.torch.GradScaler in its place, with the same arguments")
 
     def _check_trained(self) -> None:
-        """ConfigError if other parameters are trained than in the beginning, or the model not by this one any more."""
+        """ConfigError if the trained parameters have changed, or another od.Optimizer has the model now."""
         if _called_by("_init_optim_state"):
             raise ConfigError("torch.distributed.checkpoint.state_dict takes a step to make an optimizer's state, and "
                               "a step of a store is an iteration of all workers: save and load the store itself, "
@@ -249,7 +248,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("step of an od.Optimizer that has left its model: another od.Optimizer has been made of "
                               "the same parameters since")
         looks = self.store.iteration % LOOKED_EVERY == 0 or self.store.iteration <= 2 or not self.store.lanes
-        if looks and not self._sharded:  # which puts others in their place
+        if looks and not self._sharded:  # FSDP puts other tensors in their place
             there = {id(tensor) for tensor in self._model.parameters()}
             for name, tensor, _ in self._own:
                 if id(tensor) not in there:
@@ -267,7 +266,7 @@ class Optimizer(torch.optim.Optimizer):
                                   "while it stands still (docs/how-to/pytorch.md)")
 
     def _tell_alone(self) -> None:
-        """What the script trains beside all stores, on each worker alone."""
+        """Warn of parameters that the script changes and no store trains."""
         changed = [models.plain(name) for name, one in self._model.named_parameters()
                    if one.grad is not None and not has_store(one)  # an average of weights has none
                    and self._alone.setdefault(name, one._version) != one._version]
@@ -279,7 +278,7 @@ class Optimizer(torch.optim.Optimizer):
     # -- before the first step ---------------------------------------------------------------------------------
 
     def _tell_absent(self) -> None:
-        """Which parameters have no gradient, which the script may not want."""
+        """Warn of parameters without a gradient, which may be a mistake."""
         absent = [name for name, one in self.store._trained.items() if one.gradient() is None]
         if len(absent) == len(self.store._trained):
             self.store._warn("no parameter has a gradient at the first step(); was backward() called?")
@@ -311,11 +310,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _translated(optimizer: torch.optim.Optimizer) -> Any:
-        """What is applied in its place; None: nothing is."""
+        """The optimizer that the store applies in place of `optimizer`; None: it applies none."""
         return translation.translated(optimizer)
 
     def _own_step(self) -> Dict[str, Any]:
-        """What is the same on all workers of the steps that the given optimizer takes; nothing: it takes none."""
+        """What must be the same on all workers about the given optimizer's steps; empty: it takes none."""
         return {}
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
@@ -334,14 +333,14 @@ class Optimizer(torch.optim.Optimizer):
                 self._wrapper.no_sync, self._wrapper.join = self.no_sync, models.refuse_join
 
     def _watch(self) -> None:
-        """What a script does, where the store must know of it."""
+        """Hook into what a script does and the store must know of."""
         self._watch_gradients()
         self._watch_modules()
         self._watch_saving()
         self._watch_shards()
 
     def _watch_given(self) -> None:
-        """A step of the given optimizer would train this worker alone, and what it loads would be lost."""
+        """Refuse steps of the given optimizer, which would train this worker alone, and loads, which would be lost."""
         def refuse(what: str, *_: Any) -> None:
             if not self._steps_given:
                 raise ConfigError(f"{what} of the optimizer that od.Optimizer was made of, which is this worker's "
@@ -352,12 +351,12 @@ class Optimizer(torch.optim.Optimizer):
                             self._given.register_load_state_dict_pre_hook(functools.partial(refuse, "load_state_dict"))]
 
     def leave_model(self) -> None:
-        """The store has no more to do with the model."""
+        """Remove all hooks: the store has no more to do with the model."""
         self._let_wrapper_exchange(True)
         self._wrapper = None
         while self._hooks:
             self._hooks.pop().remove()
-        if self.store._closed:  # its arrays go with the script's last reference, and wait for no collector of cycles
+        if self.store._closed:  # breaks a cycle of references, so that its arrays go at once
             self.store.optimizer = None
 
     def _watch_shards(self) -> None:
@@ -371,10 +370,10 @@ class Optimizer(torch.optim.Optimizer):
             self._hooks.append(self._model.register_forward_pre_hook(reshard, prepend=True))
 
     def _watch_saving(self) -> None:
-        """What is saved are this worker's weights of now; if these are not the global ones, a line says so."""
+        """Before a state_dict the parameters get this worker's newest weights; warn if they are not the global ones."""
         root = getattr(self._model, "_orig_mod", self._model)
         own = {root} | {module for module in root.modules() if any(True for _ in module.parameters())
-                        and not self.store.takes_weights}  # and not those of a copy
+                        and not self.store.takes_weights}  # not copies, which share the hook
 
         def saved(module: torch.nn.Module, *_: Any) -> None:
             self.synchronize()
@@ -395,8 +394,8 @@ class Optimizer(torch.optim.Optimizer):
             self._hooks.append(one.parameter.register_post_accumulate_grad_hook(functools.partial(appeared, name)))
 
     def _watch_modules(self) -> None:
-        """What is called before a module's forward pass. It is a function, which a deep copy of the model shares, and
-        which knows nothing of the copy."""
+        """Let each module wait for its weights before its forward pass. The hook is a function, not a method: a deep
+        copy of the model then shares it, and it does nothing for the copy's modules."""
         def before(module: torch.nn.Module, _: Any) -> None:
             if self._arrivals is None:
                 self._ran.add(module)
@@ -409,7 +408,7 @@ class Optimizer(torch.optim.Optimizer):
         self._hooks += self._before.values()
 
     def _begin(self) -> Arrivals:
-        """The first iteration has shown in what order gradients appear, and which modules compute."""
+        """End the first iteration, which has shown in what order gradients appear, and which modules compute."""
         self._tell_absent()
         self.store.begin(self._order)
         self._arrivals = arrivals = Arrivals(self.store.lanes)
@@ -420,7 +419,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._names.get(id(one), "") for one in module.parameters(recurse=False)]
             self._awaits[module] = list(dict.fromkeys(lane for name in own for lane in lanes.get(name, [])))
             awaited.update(own if module in self._ran else ())
-        # What is computed on elsewhere than in its module (as in MultiheadAttention) is there when the model begins.
+        # Weights that are used outside their module's forward pass (as in MultiheadAttention): the whole model waits.
         others = list(dict.fromkeys(lane for name in lanes if name not in awaited for lane in lanes[name]))
         if self._model in self._ran:
             self._awaits[self._model] += others
@@ -434,13 +433,13 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
-    """``torch.amp.GradScaler`` for an `Optimizer`: an overflow on one worker is one on all of them, so that all skip
-    the step, and their scales stay equal; with an asynchronous store each skips its own, and where weights travel, too,
-    but after `unscale_`. The backward pass runs under `no_sync`, since gradients leave unscaled.
+    """``torch.amp.GradScaler`` for an `Optimizer`. If gradients overflow on one worker, all workers skip the step, and
+    their scales stay equal. With an asynchronous store each worker skips its own steps, and so it does where weights
+    travel, unless it calls `unscale_`. The backward pass runs under `no_sync`, since gradients leave unscaled.
     """
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """As PyTorch's; collective, unless each skips its own."""
+        """As PyTorch's; collective, unless each worker skips its own steps."""
         if self.is_enabled() and isinstance(optimizer, Optimizer):
             optimizer._step_supports_amp_scaling = optimizer.store.takes_weights  # else this one skips
         return super().step(optimizer, *args, **kwargs)

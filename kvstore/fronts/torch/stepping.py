@@ -2,7 +2,7 @@
 
     loss.backward()     PyTorch's alone
     optimizer.step()    the script's optimizer takes its step, and an iteration is counted; every H of them the store
-                        exchanges what the parameters hold, and they hold what comes of it when the call returns
+                        exchanges what the parameters hold, and they hold the result when the call returns
 """
 import contextlib
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
@@ -69,7 +69,7 @@ class Stepping(Optimizer):
 
     def _skips(self) -> bool:
         """With on_nan `skip`: whether a gradient is not finite, which would stay in the optimizer's state for good. A
-        GradScaler has looked already. Collective in an island of FSDP2, whose ranks step together.
+        GradScaler has looked already. Collective in an island (the ranks of one FSDP2 model), which steps together.
         """
         if self.store.options.on_nan != "skip" or getattr(self, "found_inf", None) is not None:
             return False
@@ -117,7 +117,7 @@ class Stepping(Optimizer):
         self._watch_loading()
 
     def _watch_loading(self) -> None:
-        """Loading into the model in mid-run is told. A function, as in `_watch_modules`."""
+        """Warn when weights are loaded into the model after the first step. The hook is as in `_watch_modules`."""
         root, store = getattr(self._model, "_orig_mod", self._model), self.store
 
         def loaded(module: torch.nn.Module, *_: Any) -> None:
@@ -130,7 +130,7 @@ class Stepping(Optimizer):
 
 
 def _evaluated(closure: Callable[[], Any]) -> Tuple[Any, Callable[[], Any]]:
-    """What a closure returns now, and a closure that begins with this evaluation."""
+    """What a closure returns now, and a closure whose first call returns the same."""
     with torch.enable_grad():
         loss = closure()
     first = [loss]

@@ -34,10 +34,10 @@ from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports import gloo
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float16"}
-"""What can be trained, as buckets have it: half precision of either kind travels in single."""
+"""What can be trained, by the names that buckets have: either kind of half precision travels in single."""
 
 _stores: "weakref.WeakValueDictionary[int, TorchStore]" = weakref.WeakValueDictionary()
-"""The one that trains a parameter, by its id: a store keeps its parameters."""
+"""The store that trains a parameter, by the parameter's id; a store keeps its parameters alive."""
 
 
 def has_store(parameter: torch.Tensor) -> bool:
@@ -47,8 +47,8 @@ def has_store(parameter: torch.Tensor) -> bool:
 def create(name: str, transport: Union[str, Transport, None] = None, group: Any = None, **options: Any) -> "TorchStore":
     """Make a store for `odsgd.torch.Optimizer`; arguments as for `kvstore.create`.
 
-    Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's. With `group` they
-    are this group's, and its processes alone are the workers.
+    Under torchrun, or in a process group of torch.distributed's, the store sums over that group. With `group` it sums
+    over this one, whose processes alone are the workers.
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """
     return TorchStore(*choice.checked(name, transport, options, functools.partial(connect, group=group)))
@@ -56,7 +56,7 @@ def create(name: str, transport: Union[str, Transport, None] = None, group: Any 
 
 def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAULT_TIMEOUT_S,
             group: Any = None) -> Transport:
-    """This process's place in its job, or in its process group."""
+    """The transport of this process, in its job or in its process group."""
     method, outside = methods.find(name), group is not None or gloo.in_foreign_group()
     if outside and transport is None and name != "local":
         transport = next((one for one in gloo.TRANSPORTS if one in method.transports), None)
@@ -137,8 +137,8 @@ class TorchStore(FrontEnd):
 
     def take(self, now: Callable[[], Mapping[str, torch.Tensor]], parameters: Sequence[Parameter],
              optimizer: Optional[Formula]) -> None:
-        """Train these of a model's tensors, which are `now()`, by `optimizer`. All of them become worker 0's.
-        Collective; waits.
+        """Train these parameters of a model by `optimizer`. `now()` gives all of the model's tensors, which become
+        worker 0's. Collective; waits.
         """
         self._check_usable()
         if self._tensors:
@@ -165,7 +165,7 @@ class TorchStore(FrontEnd):
         self._share()
 
     def _refuse_shards(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """ConfigError if workers share a tensor, whose shards would be taken for copies of one."""
+        """ConfigError if several workers have shards of one tensor: they would be taken for copies of it."""
         transport = self.session.transport
         for name, tensor in tensors.items():
             mesh: Any = getattr(tensor, "device_mesh", None)
@@ -204,7 +204,7 @@ class TorchStore(FrontEnd):
         mine: Dict[str, Any] = {
             "order": [*order, *reversed([name for name in self._trained if name not in set(order)])],
             "frozen": {} if self._saved is not None else models.checksums(models.frozen(self._tensors))}
-        if not environment.joined():  # who joins gets the others' weights
+        if not environment.joined():  # a worker that joins gets the others' weights
             agreement.check(self.session.transport, "the weights at the first step, which od.Optimizer had made the "
                             "same; load a checkpoint before it is made, or on all workers; if the forward pass sets "
                             "weights, call store.begin() before the first", self._weights_as_text())
@@ -335,8 +335,8 @@ class TorchStore(FrontEnd):
         return self.session.transport.total(mine)
 
     def stepped(self) -> bool:
-        """The script's optimizer has taken a step; where it is due, the method makes other weights of this worker's.
-        Returns whether any worker has taken one. Collective where it is due, and then it waits.
+        """The script's optimizer has taken a step; if an exchange is due, the method makes new weights of the result.
+        Returns whether any worker has taken a step. Collective if an exchange is due, and then it waits.
         """
         self._check_usable()
         counts = self._counts()[0]
@@ -385,7 +385,7 @@ class TorchStore(FrontEnd):
         return super()._own_weights()
 
     def _iterate(self) -> bool:
-        """Without a gradient of this worker's: the others' the Optimizer sends."""
+        """An iteration without a gradient of this worker; if there is one, the Optimizer sends it."""
         if self.takes_weights:
             return self.stepped()
         if not self.begin_iteration([0.0] * self._groups):
@@ -456,7 +456,7 @@ class TorchStore(FrontEnd):
     def load_state_dict(self, state_dict: Mapping[str, bytes]) -> None:
         """Go on from what `state_dict` gave on a worker of this rank; od.Optimizer is made, and has taken no step."""
         if self.optimizer is None:
-            raise ConfigError("a store is loaded after od.Optimizer is made, which its state is of")
+            raise ConfigError("a store is loaded after od.Optimizer is made, since the state is that optimizer's")
         if not state_dict.get(self._saved_as):
             raise ConfigError(f"the saved state has nothing of {self._saved_as}; load it with as many workers as saved "
                               "it, and save after the first step")
@@ -467,8 +467,8 @@ class TorchStore(FrontEnd):
         return f"worker {torch.distributed.get_rank() if torch.distributed.is_initialized() else self.rank}"
 
     def _buffers(self) -> Dict[str, torch.Tensor]:
-        """Of real numbers, but for codes of one byte (float8), which have no mean. A module may have put another tensor
-        in a buffer's place; one of another shape is its own matter.
+        """The model's buffers of floats, except float8, which has no mean. If a module has replaced a buffer by another
+        tensor, that counts, unless its shape differs.
         """
         now = self._now()
         return {name: now[name] if name in now and now[name].shape == tensor.shape else tensor

@@ -1,1 +1,1 @@
-"""The server role: what one server owns, and its place in MXNet's loop."""
+"""The server role: what one server owns, and how it takes messages, in MXNet's loop or on sockets."""

@@ -1,8 +1,7 @@
-"""The roles of a job that are no worker's: ``python -m kvstore.weights.servers`` with DMLC_ROLE set, or any script that
-imports odsgd.
+"""Server and scheduler: ``python -m kvstore.weights.servers`` with DMLC_ROLE set, or any script that imports odsgd.
 
-The scheduler only introduces the others to each other, in MXNet's library, which it loads without its front end: half a
-job would wait for that import.
+The scheduler only introduces the others to each other. On ps-lite it loads MXNet's library without its front end, whose
+import half a job would wait for.
 """
 import ctypes
 import importlib.util
@@ -63,7 +62,7 @@ def _schedule() -> None:
 
 
 def _library() -> Any:
-    """MXNet's, found as its front end finds it."""
+    """MXNet's library, found as its front end finds it."""
     package = importlib.util.find_spec("mxnet")
     assert package is not None and package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / "libinfo.py"

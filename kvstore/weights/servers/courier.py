@@ -5,8 +5,8 @@ codes cannot be added. In its asynchronous mode it answers each push before the 
 as its push. On this connection a server sees every push and answers when it will, and pushes and answers have different
 forms. In a job on sockets it carries everything.
 
-A connection begins with a challenge: who listens sends random bytes, and the caller signs them with the job's secret
-(`commands.Signer`), and its version with them.
+A connection begins with a challenge: the listener sends random bytes, and the caller signs them and its version with
+the job's secret (`commands.Signer`).
 """
 import contextlib
 import errno
@@ -30,16 +30,16 @@ from kvstore.messages.header import FRAME
 CHALLENGE_NBYTES = 32
 HELLO_NBYTES = 1024  # at most
 ACCEPT_AGAIN_S, CALL_AGAIN_S = 0.1, 0.05
-WELCOME_S = 30.0  # within which a caller says who it is
+WELCOME_S = 30.0  # a caller says within it who it is
 MOST_UNPROVEN, UNDISTURBED_S = 256, 5.0
-"""When this many callers have not said who they are, further ones wait, and those of this age are closed."""
+"""When so many callers have not said who they are, further ones wait, and those that are older than this are closed."""
 LINK_DOWN, DOWN_WITHIN_S = (errno.EHOSTUNREACH, errno.ENETUNREACH), 60.0
-"""Errors of a call whose link is down, and how long it may be: a firewall that refuses us looks the same."""
+"""Errors of a call whose link is down, and how long it may be down: a firewall that refuses us looks the same."""
 
 Room = Callable[[int, int, float], np.ndarray]
-"""Bucket, length and sender_code of a message -> where it is received; an error unless that is as long."""
+"""Bucket, length and sender_code of a message -> the array to receive it in; an error unless that is as long."""
 Arrived = Callable[[int, np.ndarray, np.ndarray], None]
-"""Bucket and header of a message that is there, and where it was received."""
+"""Gets bucket and header of a message that is there, and the array it was received in."""
 
 
 class Courier:
@@ -101,7 +101,7 @@ class Courier:
                 raise ProtocolError(f"a message of {nbytes} bytes has come for bucket {key}, expected {room.nbytes}; "
                                     "all processes of a job must run the same version of odsgd with the same options")
             if nbytes and not self._fill(room.data.cast("B")):
-                raise ConnectionError("it closed the connection before a message")
+                raise ConnectionError("it closed the connection in the middle of a message")
             self._arrived(key, np.array(header, np.float32), room)
         self._disconnected("it closed the connection")
 
@@ -159,7 +159,7 @@ def _exactly(connection: socket.socket, nbytes: int, timeout_s: float) -> bytes:
 
 
 def call(address: str, sender: int, timeout_s: float, **said: Any) -> socket.socket:
-    """A connection to who listens at ``host:port``, or at a file, and is told what is `said`."""
+    """Connect to ``host:port``, or to a file, and tell the listener what is `said`."""
     if address.startswith("/"):
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(timeout_s)
@@ -176,8 +176,8 @@ def call(address: str, sender: int, timeout_s: float, **said: Any) -> socket.soc
 
 def call_again(address: str, sender: int, timeout_s: float, comes_later: Collection[int] = (), **said: Any
                ) -> socket.socket:
-    """`call`, and again while the link is down, for a minute, or it fails with an error of `comes_later`, until a
-    deadline of the caller's."""
+    """`call`, again and again: for a minute while the link is down, and after errors of `comes_later` until a deadline
+    of the caller's."""
     down_since = math.inf
     while True:
         try:
@@ -191,7 +191,8 @@ def call_again(address: str, sender: int, timeout_s: float, comes_later: Collect
 
 def take_calls(listener: socket.socket, timeout_s: float, called: Callable[[socket.socket, int, Dict[str, Any]], None]
                ) -> None:
-    """Begin to take calls; `called` gets each one of this job, who it is and what it says, on a thread of its own."""
+    """Begin to take calls. `called` gets each connection of this job, with the caller's rank and what it said, on a
+    thread of its own."""
     unproven: Dict[socket.socket, float] = {}  # with the time of the call, oldest first
 
     def serve(connection: socket.socket) -> None:
@@ -209,7 +210,7 @@ def take_calls(listener: socket.socket, timeout_s: float, called: Callable[[sock
             try:
                 connection, _ = listener.accept()
             except OSError:
-                time.sleep(ACCEPT_AGAIN_S)  # this process has no descriptor left, or one went before it was heard
+                time.sleep(ACCEPT_AGAIN_S)  # this process has no descriptor left, or the caller has gone
                 continue
             unproven[connection] = time.monotonic()
             try:
@@ -222,7 +223,7 @@ def take_calls(listener: socket.socket, timeout_s: float, called: Callable[[sock
 
 
 def _make_room(unproven: Dict[socket.socket, float]) -> None:
-    """Wait until there are few of these; meanwhile close old ones."""
+    """Wait until there are fewer than `MOST_UNPROVEN`; meanwhile close old ones."""
     while len(unproven) >= MOST_UNPROVEN:
         time.sleep(ACCEPT_AGAIN_S)
         for connection, since in list(unproven.items()):
@@ -232,7 +233,7 @@ def _make_room(unproven: Dict[socket.socket, float]) -> None:
 
 
 def welcome(connection: socket.socket, timeout_s: float) -> Optional[Tuple[int, Dict[str, Any]]]:
-    """The rank of who has called, and what it said; None: it does not belong to this job.
+    """The caller's rank, and what it said; None: it does not belong to this job.
 
     This process ends if the caller belongs to the job and has another version.
     """

@@ -27,7 +27,7 @@ from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.sums import OrderedSums
 
 LOOK_AGAIN_S = 0.1
-"""For workers that the launcher has given up."""
+"""How often a hub looks for workers that the launcher has given up."""
 
 
 class Hub:
@@ -48,9 +48,9 @@ class Hub:
         self._sums = OrderedSums(num_workers)
         self._arrays: Dict[int, Tuple[NDArray, NDArray, TrafficSettings]] = {}  # pushed and stored
         self._buckets: Dict[int, DirectBucket] = {}  # from their first weights on
-        self._connections: Dict[int, socket.socket] = {}  # by worker rank: of who has it now
+        self._connections: Dict[int, socket.socket] = {}  # by worker rank: of the worker that has it now
         self._couriers: Dict[int, Courier] = {}  # by worker rank
-        self._joined: Dict[int, int] = {}  # by worker rank: `environment.joined` of who has it now
+        self._joined: Dict[int, int] = {}  # by worker rank: its `environment.joined`
         self._listener = courier.listen()
         at = self._listener.getsockname()
         self.address = at if isinstance(at, str) else "{}:{}".format(*at[:2])
@@ -60,7 +60,7 @@ class Hub:
             threading.Thread(target=self._watch_for_lost_workers, name="kvstore-hub", daemon=True).start()
 
     def open(self, sizes: Dict[int, int], traffic: TrafficSettings, context: Any = None) -> Dict[int, np.ndarray]:
-        """A store begins, with these buckets here: their weights, which worker 0 will send."""
+        """A store begins, with these buckets here. Returns their weights, which worker 0 will send."""
         for key, size in sizes.items():
             pushed, stored = (engine.zeros(size + HEADER, context) for _ in range(2))
             stored.wait_to_read()
@@ -74,13 +74,13 @@ class Hub:
                 known.pop(key, None)
 
     def _called(self, connection: socket.socket, rank: int, said: Dict[str, Any]) -> None:
-        with self._lock:  # nothing arrives before its way back is known
+        with self._lock:  # no message is handled before its way back is known
             before, joined = self._joined.get(rank, -1), said.get("joined", 0)
-            if joined < before:  # given up before its call came
+            if joined < before:  # it was given up before its call came
                 connection.close()
                 return
             self._joined[rank] = joined
-            if joined > before >= 0:  # it joins in the place of a lost one, though this host may not have heard of that
+            if joined > before >= 0:  # it replaces a lost worker, though this host may not have heard of the loss
                 self._forget_worker(rank)
             elif joined == before or rank >= self._num_workers:
                 ending.die(f"a worker has called as worker {rank}, which is here already or not one of the job's "
@@ -109,7 +109,7 @@ class Hub:
     def _answer_sums(self) -> None:
         for number, ranks, total in self._sums.take():
             for rank in ranks:
-                if not self._joined[rank]:  # else the one before it has asked, and this host has not heard of its loss
+                if not self._joined[rank]:  # else the lost worker asked that it replaces
                     self._couriers[rank].send(SUM, numbered(number), total.view(np.uint8))
 
     def _room(self, rank: int, connection: socket.socket, key: int, nbytes: int, sender_code: float) -> np.ndarray:
@@ -124,7 +124,7 @@ class Hub:
 
     def _arrived(self, rank: int, connection: socket.socket, key: int, header: np.ndarray, message: np.ndarray) -> None:
         with self._lock:
-            if self._connections[rank] is not connection:  # another one has joined in its place
+            if self._connections[rank] is not connection:  # another worker has joined in its place
                 return
             if key == COMMAND:
                 assert self._command is not None
@@ -147,7 +147,7 @@ class Hub:
             self._answer_fetches(key)
 
     def _take(self, key: int, rank: int, header: np.ndarray) -> None:
-        """A message has come to its turn."""
+        """It is a message's turn."""
         (pushed, stored, _), bucket = self._arrays[key], self._buckets[key]
         if not bucket.add(rank, header):
             return
@@ -160,12 +160,12 @@ class Hub:
             self._couriers[one].send(key, bucket.stored[-HEADER:], message)
 
     def answer_waiting(self) -> None:
-        """Answer the fetches whose rounds are over by now, with the `lock` held."""
+        """Answer the fetches of all buckets whose rounds are over, with the `lock` held."""
         for key in self._waiting_fetches:
             self._answer_fetches(key)
 
     def _answer_fetches(self, key: int) -> None:
-        """Answer the fetches whose rounds are over."""
+        """Answer the fetches of a bucket whose rounds are over."""
         waiting, stored = self._waiting_fetches.get(key, {}), self._arrays[key][1]
         while True:
             rank = next((one for one in waiting if self._may_answer_fetch(key, waiting[one], stored)), None)

@@ -1,4 +1,4 @@
-"""The server role in a job on ps-lite (`__main__` has the way into it), and what it has in common with that on sockets.
+"""The server role in a job on ps-lite (`__main__` starts it), and what it has in common with that on sockets.
 
 On import MXNet would enter its own server loop, unpickle every command, and print and ignore exceptions of updates. So
 the role is entered here, with a controller that acts on signed commands only (`commands`) and an updater whose
@@ -67,12 +67,12 @@ class Server:
         self._synchronous = True
         self._all_workers: Set[int] = set()
         self._finished_workers: Set[int] = set()
-        self._closed: Dict[Tuple[int, ...], Set[int]] = collections.defaultdict(set)  # by a store's buckets: by whom
+        self._closed: Dict[Tuple[int, ...], Set[int]] = collections.defaultdict(set)  # by buckets: who closed them
         self._lock = threading.RLock()
         self._timeout_s = DEFAULT_TIMEOUT_S
         self._answer_key = -1
         self._answer_array: Optional[NDArray] = None
-        self._outgoing: Dict[Tuple[int, int], bytes] = {}  # by who asked, and the number of its question
+        self._outgoing: Dict[Tuple[int, int], bytes] = {}  # by the worker that asked, and the number of its question
         self._hub: Optional[Hub] = None  # where a store takes direct connections
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class Server:
 
     @contextlib.contextmanager
     def _serving(self) -> Iterator[None]:
-        """Do one thing at a time; its time is work."""
+        """Do one thing at a time; the pulse counts its time as work."""
         with self._lock, pulse.doing("serving"):
             yield
             pulse.moved(pulse.at + 1)
@@ -97,7 +97,7 @@ class Server:
             return self._carry_out(body)
 
     def _carry_out(self, body: bytes) -> bytes:
-        """What it answers is empty for most commands."""
+        """Carry out a command. Its answer is empty for most of them."""
         if body.startswith(_PICKLED_OPTIMIZER):
             raise ProtocolError("a worker's script uses a store of MXNet's own (`dist_sync` or the like) in a job of "
                                 "odsgd; put `import odsgd` before `import mxnet` in it and ask for a store of odsgd's: "
@@ -136,8 +136,8 @@ class Server:
         self._heard()
 
     def _heard(self) -> None:
-        """A worker is alive. A server that hears nothing for longer than workers wait has no use; where there is our
-        launcher, it knows who is alive, and workers may compute for long between two rounds.
+        """A worker is alive. A server that hears nothing for longer than workers wait has no use and ends; not under
+        our launcher, which knows who is alive: workers may compute for long between two rounds.
         """
         patience_s = math.inf if environment.launched() else self._timeout_s
         deadlines.begin("silence", patience_s, f"no worker has said anything for {self._timeout_s:g} s; they have "
@@ -163,7 +163,7 @@ class Server:
         report("joined")
 
     def _begin(self, **special_keys: List[int]) -> None:
-        """Only inside a command can an updater be installed."""
+        """Take pushes: MXNet lets an updater be installed only inside a command."""
         self._sums = {key: CollectiveSum(len(self._all_workers)) for key in special_keys["sums"]}
         self._answer_key = special_keys["answer_keys"][self._store.rank]
         self._store._set_updater(fatal(self._update))
@@ -193,7 +193,7 @@ class Server:
                 self._hub.forget(buckets)
 
     def _taken_up(self, sender: int) -> None:
-        """A worker joins in this rank's place: what the one before it has closed is open again."""
+        """A worker joins at this rank: stores that the worker before it has closed are open again."""
         self._finished_workers.discard(sender)
         for closed in self._closed.values():
             closed.discard(sender)

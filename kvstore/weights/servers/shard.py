@@ -54,7 +54,7 @@ class Entry:
         self.extra_arrays: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
     def bind(self, stored: NDArray, pushed: NDArray) -> Tuple[np.ndarray, np.ndarray]:
-        """Weights and gradient as the rule sees them. Before the first push rule and optimizer start, whose arrays may
+        """Weights and gradient as the rule sees them. Before the first push rule and optimizer start: their arrays may
         begin as a copy of the weights.
         """
         if not self._optimizer_began:
@@ -91,7 +91,7 @@ class Entry:
         return self.rule.end_round(worker_rank, w)
 
     def look(self, stored: NDArray) -> None:
-        """A worker evaluates the weights; the rule may end a round before that."""
+        """A worker evaluates the weights; before that the rule may end a round."""
         w, _ = self.bind(stored, stored)
         self.rule.look(w)
 
@@ -128,7 +128,7 @@ class Entry:
         self.optimizer.start(engine.zeros(self.size, context_of(self.optimizer.optimizer)))
         self.optimizer.restore(below("optimizer/", arrays), facts["optimizer"])
         self._optimizer_began = facts["optimizer"].get("began", True)
-        if facts.get("rule") is not None:  # else it goes on, or begins anew with the first push
+        if facts.get("rule") is not None:  # else the rule goes on, or begins anew with the first push
             self._resumed = below("rule/", arrays), facts["rule"]
             declared.restore_facts(self.rule, facts["rule"])  # statistics may be asked for before the weights are here
             declared.fill(self.extra_arrays, below("kept/", arrays))
@@ -145,7 +145,7 @@ class Shard:
     def __init__(self, server_rank: int, num_workers: int, trusted: bool) -> None:
         self.server_rank, self.num_workers, self._trusted = server_rank, num_workers, trusted
         self._entries: Dict[int, Entry] = {}
-        self._opened: List[Dict[str, Any]] = []  # what stores have begun with
+        self._opened: List[Dict[str, Any]] = []  # the arguments of each `_open`
         self._incoming = io.BytesIO()  # a saved state on its way in
         self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
 
@@ -218,11 +218,11 @@ class Shard:
             self._entries[key].use(built)
 
     def buckets(self) -> List[int]:
-        """Those that are open."""
+        """The numbers of the open buckets."""
         return list(self._entries)
 
     def _rest(self, worker_rank: int, buckets: List[int]) -> None:
-        """A worker sends nothing for these before it has met all others, or has left."""
+        """A worker sends nothing for these buckets before it has met all others, or it has left."""
         for key in buckets:
             if key in self._entries:
                 self._entries[key].rule.rest(worker_rank)

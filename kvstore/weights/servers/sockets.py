@@ -1,7 +1,7 @@
 """Server and scheduler of a job on sockets (`odsgd launch --wire sockets`): no MXNet between workers and servers.
 
 The scheduler listens at the address that all processes know from the launcher. Each server says where it listens; when
-the last one has, the scheduler tells all that ask. Then workers call the servers (`courier`), and `Hub` has every push.
+the last one has, the scheduler tells all that ask. Then workers call the servers (`courier`); `Hub` gets all pushes.
 """
 import contextlib
 import errno
@@ -23,7 +23,7 @@ from kvstore.weights.servers.hub import Hub
 from kvstore.weights.servers.server import Server, fatal
 
 COMES_LATER = (errno.ECONNREFUSED, errno.ENOENT)
-"""Of a call to the scheduler, which may come later than this process."""
+"""Errors of a call to the scheduler, which may start later than this process."""
 
 
 def _scheduler_address() -> str:
@@ -43,7 +43,7 @@ def introduce() -> None:
                 servers[sender] = said["listens"]
                 changed.notify_all()
             changed.wait_for(lambda: len(servers) == count)
-        with connection, contextlib.suppress(OSError):  # who has called may have gone
+        with connection, contextlib.suppress(OSError):  # the caller may have gone
             connection.sendall(json.dumps([servers[rank] for rank in range(count)]).encode())
 
     connecting()
@@ -90,7 +90,7 @@ class SocketServer(Server):
         self.address = self._hub.address
 
     def _begin(self, **_: List[int]) -> None:
-        """Nothing is left to do."""
+        """The hub, not MXNet, takes the messages."""
 
     def _answer(self, sender: int, name: str, number: int = 0, chunk: int = 0) -> bytes:
         return self._answer_to(name)

@@ -1,9 +1,9 @@
 """Sums over the workers, for things outside the training loop (`Transport.total`).
 
-A sum is complete when every worker has pushed its part that the launcher has not given up (`environment.lost_workers`).
-On sockets a server answers then. On ps-lite a synchronous job needs nothing of this: MXNet adds up and answers when all
-have pushed. In an asynchronous one it answers every push at once, so a worker asks again (`CollectiveSum`). There each
-key counts its rounds, and workers use two keys in turn, since one sum may still be read while the next one begins.
+A sum is complete when every worker has pushed its part, but those that the launcher has given up (`lost_workers`). On
+sockets a server answers then. On ps-lite a synchronous job needs nothing of this: MXNet adds up and answers when all
+have pushed. In an asynchronous job MXNet answers every push at once, so a worker asks again (`CollectiveSum`). There
+each key counts its rounds, and workers use two keys in turn: one sum may still be read while the next one begins.
 """
 from typing import Dict, Iterator, List, Tuple
 
@@ -30,7 +30,7 @@ class OrderedSums:
         return bool(self._parts)
 
     def add(self, worker_rank: int, number: int, part: np.ndarray) -> None:
-        """A worker's part is there; one given up may still speak, of an older sum."""
+        """A worker's part is there. A worker that was given up may still send one of an older sum."""
         if number >= self._next:
             parts = self._parts.setdefault(number, {})
             parts[worker_rank] = part
@@ -40,8 +40,8 @@ class OrderedSums:
                                     "all workers make the same collective calls, in the same order")
 
     def take(self) -> Iterator[Tuple[int, List[int], np.ndarray]]:
-        """The sums that are complete by now, each with the ranks that wait for it: the launcher has given up the
-        others, and who has joined in their place waits for no sum."""
+        """The sums that are complete by now, each with the ranks that wait for it. Those that the launcher has given up
+        do not, nor do workers that have joined in their place."""
         while self._next in self._parts:
             parts = self._parts[self._next]
             lost = environment.lost_workers()

@@ -63,7 +63,7 @@ def test_nor_that_it_knows_what_a_push_that_is_left_out_is_to_it() -> None:
         rule = Clipped
 
     options = Clipping.Options(on_nan="skip")
-    with pytest.raises(ConfigError, match="Clipped does not say what a push that is left out is to it"):
+    with pytest.raises(ConfigError, match="Clipped does not say what a push that is left out does"):
         fit.check(Clipping, options, "server")
     fit.check(Clipping, options, "ring")
     Clipping.rule = Knows
