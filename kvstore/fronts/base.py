@@ -172,8 +172,8 @@ class FrontEnd:
         """
         self._check_begun("snapshot")
         if not self.session.method.asynchronous:
-            raise ConfigError(f"snapshot of a `{self.name}` store, whose workers have the global weights together; "
-                              "use global_weights")
+            raise ConfigError(f"snapshot is for asynchronous stores, and `{self.name}` is synchronous; use "
+                              "global_weights")
         return Snapshot([self.session.global_weights(lane.bucket).copy() for lane in self.lanes], self._aux())
 
     @contextlib.contextmanager
@@ -388,8 +388,8 @@ class FrontEnd:
         unsent, every = self.session.unsent() if self.lanes else (0, 1)
         if unsent and not self._told_unsent:
             self._told_unsent = True
-            self._warn(f"the global weights have nothing of the {unsent} steps since the last exchange (iteration "
-                       f"{self.iteration - unsent}); take them where a multiple of {every} steps is done")
+            self._warn(f"the global weights lack {unsent} step{'s' * (unsent > 1)} since the last exchange (iteration "
+                       f"{self.iteration - unsent}); take them after a multiple of {every} steps")
 
     def _warn(self, said: Optional[str]) -> None:
         """Worker 0 prints it."""

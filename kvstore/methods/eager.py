@@ -95,5 +95,5 @@ class Eager(DiLoCo):
         def check(self) -> None:
             super().check()
             if self.on_nan == "skip":
-                raise ConfigError("on_nan `skip` leaves a round out for all, and by then a worker's own weights have "
-                                  "it; take `stop`")
+                raise ConfigError("on_nan `skip` leaves a round out for all, and by then a worker's own weights "
+                                  "contain its part of it; take `stop`")

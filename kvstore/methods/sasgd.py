@@ -84,8 +84,8 @@ class SparseAggregation(Worker):
     def scheduled(self, step: Step) -> float:
         """The factor by which the trainer's schedule has changed its rate so far."""
         if not self.lr_given:
-            raise ConfigError("sasgd with gamma_p, whose schedule is the learning rate's by a factor, and the rate was "
-                              "0 when the trainer was made; make it with the rate that the schedule leads to")
+            raise ConfigError("gamma_p of sasgd follows the learning rate's schedule by a factor, and that rate was 0 "
+                              "when the trainer was made; make the trainer with the rate that the schedule leads to")
         return step.lr / self.lr_given
 
     def global_weights(self, step: Step) -> Array:

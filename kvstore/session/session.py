@@ -146,8 +146,8 @@ class Session:
 
     def _check_skips(self, on_this_worker: Optimizer) -> None:
         if self.method.options.on_nan == "skip" and formula_of(on_this_worker) is None:
-            raise ConfigError("on_nan `skip`: a worker can leave out steps of `sgd` without clip_gradient alone; take "
-                              "`stop`, or that one where workers take the steps (optimizer_local; rings)")
+            raise ConfigError("on_nan `skip`: here workers take steps (optimizer_local, or no servers), and can leave "
+                              "out only those of `sgd` without clip_gradient; take that optimizer for them, or `stop`")
 
     def change(self, options: Dict[str, Any]) -> None:
         """Other values for some options of the method. Before `plan`."""
@@ -267,9 +267,9 @@ class Session:
         """ConfigError if it cannot take the place of the global optimizer in use."""
         self._check_optimizer(optimizer)
         if not (self._traffic.whole or optimizers.elementwise(optimizer)):
-            raise ConfigError(f"optimizer {type(optimizer).__name__} looks at each parameter as a whole, and this "
-                              f"store's parameters travel together, as {type(self.optimizer).__name__} allows; begin "
-                              "with it, in a new store")
+            raise ConfigError(f"optimizer {type(optimizer).__name__} looks at each parameter as a whole, and in "
+                              f"this store several share an array, as {type(self.optimizer).__name__} allows; make a "
+                              "new store for it")
 
     def replace(self, optimizer: Optimizer) -> None:
         """Another global optimizer from here on, which begins as a new one. Collective, with nothing in flight; waits.
@@ -417,8 +417,7 @@ class Session:
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone."""
         if not self.method.asynchronous or not isinstance(self.weights_holder, Servers):
-            raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
-                              "every gradient is known")
+            raise ConfigError("statistics are for asynchronous stores; elsewhere every gradient's staleness is known")
         counted = self.weights_holder.statistics()
         return Staleness.of([counted[bucket.id] for bucket in self.buckets])
 

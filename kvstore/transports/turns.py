@@ -124,11 +124,11 @@ class Turns:
         self._waiting.append(waiter)
         self._hand_over()
         if not any(waiter.turn.acquire(timeout=self.timeout_s / LOOKS) for _ in range(LOOKS)):
-            raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; another worker computes for so long")
+            raise RoundTimeoutError(f"{what} did not come within {self.timeout_s:g} s: another worker computes so long")
         if not ready():
             if self._failure is not None:
                 raise WorkerLostError(f"another worker failed first: {self._failure}")
-            raise RoundTimeoutError(f"{what}: will not come; the others are waiting, too, or have ended")
+            raise RoundTimeoutError(f"{what} will not come: the other workers wait, too, or have ended")
 
     def _hand_over(self) -> None:
         """Let the longest-waiting thread run that can go on; if no thread can, the first one gets the error."""

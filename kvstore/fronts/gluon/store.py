@@ -179,7 +179,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         loaded = self._saved is not None
         self._open(lanes)
         if loaded and not (self._left_own() or any(one.own is not None for one in self._keyed.values())):
-            raise ConfigError("at the first step the network holds others than this worker's saved weights: call "
+            raise ConfigError("at the first step the network does not hold this worker's saved weights: call "
                               "load_state before broadcast, and set parameters from `local/NAME`")
         self._check_settings(optimizer)
         pulse.more["waited_s"] = waits.seconds_waited
@@ -295,7 +295,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def _own_weights(self) -> List[NDArray]:
         self._check_not_set()
         if self._passed_on:
-            raise ConfigError(f"global weights of this `{self.name}` store, which are old: another store has trained "
+            raise ConfigError(f"the global weights of this `{self.name}` store are old: another store has trained "
                               f"{min(self._passed_on)} since; ask that one, or ask this one before the other's first "
                               "step")
         for key, its in self._named().items():  # reset_ctx and others give a network new arrays

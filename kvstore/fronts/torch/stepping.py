@@ -122,9 +122,9 @@ class Stepping(Optimizer):
 
         def loaded(module: torch.nn.Module, *_: Any) -> None:
             if module is root and store.lanes and not store._shown:
-                warn_once(f"weights were loaded into the model after the first step; `{store.name}` takes the way "
-                          "there for steps of this worker, and its outer momentum goes on: to go back, make a new "
-                          "store and a new od.Optimizer")
+                warn_once(f"weights were loaded into the model after the first step; `{store.name}` takes the "
+                          "difference for steps of this worker, and its outer momentum goes on: to go back, make a "
+                          "new store and a new od.Optimizer")
 
         self._hooks.append(root.register_load_state_dict_post_hook(loaded))
 

@@ -220,8 +220,8 @@ class TorchStore(FrontEnd):
             other = lane.other_than(self.session.w_local[lane.bucket.id]) if loaded and not self.takes_weights else None
             if other:
                 raise ProtocolError(f"the weights of {other} are others than the saved state's at the first step; load "
-                                    "the model's before the optimizer's, which brings the weights that this worker "
-                                    "goes on from")
+                                    "the model's state before the optimizer's, which sets the weights that this "
+                                    "worker goes on from")
             lane.hold()
 
     def _weights_as_text(self) -> List[str]:

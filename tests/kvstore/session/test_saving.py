@@ -280,7 +280,7 @@ def test_a_first_gradient_at_other_weights_than_the_saved_ones_is_refused(when: 
         if "set" in when:
             w[:] = saved[rank][0][0]["local/w"]
         if refused and rank:
-            with pytest.raises(ConfigError, match="at the first step the network holds others than this worker's"):
+            with pytest.raises(ConfigError, match="at the first step the network does not hold this worker's"):
                 store.begin()
         else:
             store.begin()

@@ -124,7 +124,7 @@ def test_what_a_codec_of_few_bits_would_hide_from_the_servers_stops_the_job(
     ("sparseloco", {}, "sgd", "does not go with a store that looks for the largest floats"),
     ("easgd", {}, "sgd", "on_nan `skip` has no meaning in elastic averaging"),
     ("ssgd", {"codec": "2bit"}, "sgd", "does not go with codec `2bit`, which knows finite numbers alone"),
-    ("odsgd", {"optimizer_local": "adam"}, "sgd", "leave out steps of `sgd` without clip_gradient alone"),
+    ("odsgd", {"optimizer_local": "adam"}, "sgd", "leave out only those of `sgd` without clip_gradient"),
 ])
 def test_what_cannot_skip_says_so(name: str, options: Any, optimizer: str, says: str) -> None:
     def begin() -> None:

@@ -154,7 +154,7 @@ def test_global_weights_are_the_last_exchanges_and_this_workers_own_come_back() 
 
 
 @pytest.mark.parametrize("H, said", [(7, ""), (
-    4, "nothing of the 3 steps since the last exchange (iteration 4); take them where a multiple of 4 steps is done")])
+    4, "lack 3 steps since the last exchange (iteration 4); take them after a multiple of 4 steps")])
 def test_what_global_weights_lack_is_told_once_by_worker_0(H: int, said: str,
                                                            capfd: pytest.CaptureFixture[str]) -> None:
     def train(transport: Any) -> None:
@@ -451,7 +451,7 @@ def test_weights_loaded_in_mid_run_and_steps_that_were_not_sent_are_told(capsys:
     Stage(1).run(train)
     said = capsys.readouterr().err
     assert "weights were loaded into the model after the first step" in said
-    assert "have nothing of the 1 steps since the last exchange (iteration 3)" in said
+    assert "lack 1 step since the last exchange (iteration 3)" in said
 
 
 def test_a_copy_of_the_model_is_the_scripts_own(capsys: Any) -> None:
