@@ -169,7 +169,7 @@ def test_what_global_weights_lack_is_told_once_by_worker_0(H: int, said: str,
 
     Stage(2, timeout_s=60).run(train)
     told = capfd.readouterr().err
-    assert told.count("the global weights have") == (said != "") and said in told
+    assert told.count("the global weights lack") == (said != "") and said in told
 
 
 def test_workers_whose_data_end_earlier_wait_for_nobody_and_hold_nobody_up() -> None:
