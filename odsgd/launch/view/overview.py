@@ -15,9 +15,9 @@ from odsgd.launch.policy.liveness import FRESH_S, number
 
 WINDOW_S, ENOUGH = 10.0, 10
 TRAINS = ("", "training")
-"""Activities in which a worker's time is an iteration's; `""` is a script's that does not tell."""
+"""Activities in which a worker's time is an iteration's; a script that tells none has `""`."""
 UNSURE_S = 0.25
-"""Beats arrive up to this late on a busy machine: what a worker does meanwhile is not told as being behind."""
+"""Beats arrive up to this late on a busy machine: a worker that is behind by less is not said to be behind."""
 SAME_S = 0.3
 """Beats that are less than this apart are the same beat, passed on twice."""
 SLOW, SLOW_OF_ALL = 1.25, 0.1
@@ -175,7 +175,7 @@ class Overview:
     # Rates
 
     def _ends(self, name: str) -> Tuple[_Sample, _Sample, _Sample]:
-        """The first beat, that with which the iteration changed last, so that none is cut in two, and the last one."""
+        """The first beat; the one with which the iteration changed last, so that none is cut in two; and the last."""
         samples = self._samples.get(name) or [NO_BEAT]
         stands = len(samples) > 1 and samples[-2].progress == samples[-1].progress
         return samples[0], samples[-2 if stands else -1], samples[-1]
@@ -186,7 +186,7 @@ class Overview:
         its, change = changed.progress - first.progress, getattr(changed, field) - getattr(first, field)
         if change < 0 or last.at_s <= first.at_s:
             return None
-        # The next iteration is not over, so that `last` is less than one more after `first`.
+        # The iteration under way is not over: from `first` to `last` less than its + 1 took place.
         lasted_s = max(changed.at_s - first.at_s, (last.at_s - first.at_s) * its / (its + 1))
         return float(change) / lasted_s if its else 0.0
 
