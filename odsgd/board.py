@@ -119,7 +119,7 @@ def log(iteration: int, values: Optional[Mapping[str, float]] = None, **more: fl
 
 
 def close() -> None:
-    """Have all of it in the file; the end of the process does so, too."""
+    """Write the rest to the file; the end of the process does so, too."""
     global _board
     if _board is not None:
         _board.close()
@@ -127,6 +127,6 @@ def close() -> None:
 
 
 def _writes() -> bool:
-    """Whether this process is the one of its job that does."""
+    """Whether this process is the one of its job that writes."""
     rank = next(filter(None, map(os.environ.get, RANKS)), "0")
     return os.environ.get("DMLC_ROLE", "worker") == "worker" and rank == "0"

@@ -40,7 +40,7 @@ def aligned(lines: Sequence[Sequence[str]], to_left: Sequence[str] = ()) -> str:
 
 
 def told_apart(paths: Sequence[Path]) -> List[str]:
-    """Names of these whole paths: their ends, as long as it takes.
+    """Names that tell these absolute paths apart: their ends, as long as need be.
 
     >>> told_apart([Path("/a/run"), Path("/b/run")]), told_apart([Path("/a/run"), Path("/b/next")])
     (['a/run', 'b/run'], ['run', 'next'])

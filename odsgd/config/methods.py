@@ -16,7 +16,7 @@ MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
 """MXNet's name of a store -> ours; with a local optimizer ssgd is odsgd."""
 
 Defaults = Dict[str, Tuple["dataclasses.Field[Any]", List[str]]]
-"""Each default of an option, in words: a field that has it, and the stores whose it is."""
+"""By a default of an option, in words: a field with this default, and the stores that have it."""
 
 
 def store_named(asked: str, optimizer_local: Optional[str]) -> str:

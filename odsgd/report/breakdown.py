@@ -23,7 +23,6 @@ TRACED = ("compute alone", "compute, exchange hidden", "exchange exposed", "neit
 SAMPLED = ("not waiting", "waiting")
 PARTS = TRACED + SAMPLED
 
-
 Breakdown = Dict[str, float]
 """The mean iteration of all workers: milliseconds of each of its `PARTS`, which add up to the whole."""
 

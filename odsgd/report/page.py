@@ -82,7 +82,7 @@ def _section(title: str, text: str, table: Sequence[Sequence[str]] = (), picture
 
 
 def _picture(draw: Callable[[Sequence[Any], Any], None], of: Any, panels: int = 1, height: float = HEIGHT) -> bytes:
-    """A file with what `draw` puts on its axes of the runs, which have their colours; the same bytes each time."""
+    """An SVG with the panels in which `draw` draws what it is given; the same bytes each time."""
     plt = pyplot("a report with pictures")
     with plt.rc_context({"svg.hashsalt": "odsgd", "font.size": 9, "axes.spines.top": False,
                          "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8}):

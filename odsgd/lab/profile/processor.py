@@ -59,7 +59,7 @@ def price(sizes: Sequence[int], seconds: Sequence[float]) -> Price:
 
 
 def _timed(operations: Sequence[Callable[[], Any]]) -> float:
-    """Seconds of one of these, in a row; the fastest row, which nothing else held up."""
+    """Seconds of one of these, which run in a row: by the fastest of several rows, which nothing else held up."""
     best = float("inf")
     for _ in range(REPEAT):
         mx.nd.waitall()

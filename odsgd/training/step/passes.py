@@ -54,7 +54,7 @@ class NetworkPasses:
         return outputs, losses
 
     def _forward(self, x: Any) -> Any:
-        """What the network makes of single precision, in single precision."""
+        """The network's output for an input in single precision, in single precision."""
         return self._net(x.astype("float16")).astype("float32") if self._half else self._net(x)
 
     def test(self, xs: List[Any], ys: List[Any]) -> List[Any]:
