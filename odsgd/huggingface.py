@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer by a store:
+"""Hugging Face's Trainer with a store:
 
     trainer.add_callback(odsgd.huggingface.HuggingFaceCallback(trainer, "odsgd", warmup=100))
 

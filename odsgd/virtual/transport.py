@@ -306,7 +306,7 @@ class VirtualWorker(_OnStage, InProcess):
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if 1 < traffic.quorum == self.num_workers:
-            raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
+            raise ConfigError(f"quorum is the number of workers ({traffic.quorum}); with cluster it has to be smaller")
         self._synchronous = not traffic.asynchronous
         cluster = self.stage.cluster
         return on_servers(parameters, traffic, self.stage.keys[self.worker_rank], cluster.workers, cluster.round_pace)

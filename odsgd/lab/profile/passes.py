@@ -32,7 +32,7 @@ class Network:
         self._batches = itertools.chain.from_iterable(map(self._training.data.train, itertools.count()))
 
     def _queue(self, looked_at: bool) -> Tuple[List[Instant], List[Instant]]:
-        """One iteration; when the passes were through with each layer, where `looked_at` asks for it."""
+        """Queue an iteration; returns when both passes were through with each layer, or only when it was over."""
         xs, ys = next(self._batches)
         with mx.autograd.record():
             losses = [self._training.passes.loss(self._training.net(x), y) for x, y in zip(xs, ys)]

@@ -18,8 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Type
 
 from kvstore.errors import shown
 from odsgd.launch import linux, messages
-from odsgd.launch.agent import child as children
-from odsgd.launch.agent.child import Child, StartError, TunnelProcess, unless_gone
+from odsgd.launch.agent.child import Child, StartError, TunnelProcess, start, unless_gone
 from odsgd.launch.lines import CHUNK, Pieces, Stream
 from odsgd.launch.messages import Channel, Message, Orders
 from odsgd.launch.policy.liveness import HELD_UP_S
@@ -132,7 +131,7 @@ class Agent:
 
     def _start(self, process: messages.ProcessOrders) -> None:
         try:
-            child = children.start(process, self.orders, self.folder, self.lost_file)
+            child = start(process, self.orders, self.folder, self.lost_file)
         except StartError as error:
             self.channel.send(messages.Unstartable(process.name, str(error)))
             return

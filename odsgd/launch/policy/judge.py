@@ -343,7 +343,8 @@ class Judge:
                 return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
             # Until a worker's store has opened and reports `joined`, ps-lite keeps the others waiting for it.
             if not self.all_joined:
-                return f"the job was still starting, which takes all of them: {member.name} has not joined"
+                missing = next((one for one in [member, *self.members.values()] if not one.joined), member)
+                return f"the job was still starting, which takes all of them: {missing.name} has not joined"
             if failure.exit_pending:
                 return f"{member.name} has not ended, and may still take part"
         return None

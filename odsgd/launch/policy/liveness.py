@@ -176,7 +176,7 @@ class LivenessMonitor:
                 or self._find_deadlock(now) or self._compare_lengths(now))
 
     def _find_silent_agent(self, now: float) -> Optional[Hung]:
-        agents: Dict[Tuple[str, float], List[_ProcessState]] = {}  # two at one address are heard at two times
+        agents: Dict[Tuple[str, float], List[_ProcessState]] = {}  # two agents at one address are heard at two times
         for process in self._processes.values():
             if process.agent_at is not None:
                 agents.setdefault((process.agent, process.agent_at), []).append(process)
