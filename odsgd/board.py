@@ -26,7 +26,7 @@ FLUSH_S = 5
 CLOSED_WITHIN_S = 10.0
 RANKS = ("ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK",
          "SLURM_PROCID")
-"""What launchers tell a worker's rank by; the first that is set counts."""
+"""Variables in which launchers tell a worker's rank; the first that is set counts."""
 EVENT_FILE = "TensorBoard's event file"
 
 
@@ -99,7 +99,7 @@ _board: Optional[Board] = None
 
 
 def to(folder: Union[str, Path]) -> None:
-    """From here on `log` writes there."""
+    """From here on `log` writes to this folder."""
     global _board
     if _writes():
         close()

@@ -51,7 +51,7 @@ def told_apart(paths: Sequence[Path]) -> List[str]:
 
 
 def say(text: str) -> None:
-    """What is under way: on a terminal one line that the next overwrites, elsewhere a line each; empty: nothing is."""
+    """Say what is under way: on a terminal in one line that the next overwrites, elsewhere a line each; "": nothing."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif text:

@@ -34,11 +34,11 @@ def takers(name: str) -> List[str]:
 def fields() -> Dict[str, dataclasses.Field[Any]]:
     """Name -> a field for all options of this name. Its help says what the option means to each store."""
     made = {}
-    for name, its in meanings().items():
-        found = [field for defaults in its.values() for field, _ in defaults.values()]
+    for name, by_text in meanings().items():
+        found = [field for defaults in by_text.values() for field, _ in defaults.values()]
         kinds = {field.metadata["kind"].expected: field.metadata["kind"] for field in found}
         kind = next(iter(kinds.values())) if len(kinds) == 1 else Kind("X", " or ".join(kinds), as_text)
-        help = "; ".join(_help(name, text, defaults) for text, defaults in its.items())
+        help = "; ".join(_help(name, text, defaults) for text, defaults in by_text.items())
         made[name] = option(None, kind, help, group="Run" if name in COMMON else "Algorithm")
     named = dataclasses.make_dataclass("MethodOptions", [(name, Any, field) for name, field in made.items()])
     return {field.name: field for field in dataclasses.fields(named)}

@@ -252,7 +252,7 @@ class TrainConfig(TrainOptions):
         spec = DATASETS[self.dataset]
         for key in sorted({key for other in DATASETS.values() for key in other.options} - set(spec.options)):
             if getattr(self, key) not in (None, False):
-                takers = [other for other, its in DATASETS.items() if key in its.options]
+                takers = [name for name, other in DATASETS.items() if key in other.options]
                 raise ConfigError(f"{key} goes with {' or '.join(takers)}, not with dataset `{self.dataset}`; "
                                   "leave it out")
         if "data_dir" in spec.options and self.data_dir is None:

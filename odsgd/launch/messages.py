@@ -244,7 +244,7 @@ def of_json(kind: Any, value: Any) -> Any:
     if origin is Union:  # Optional
         return None if value is None else of_json(inner[0], value)
     if hasattr(kind, "__dataclass_fields__"):
-        return kind(**{name: of_json(its, value[name]) for name, its in _types(kind).items()})
+        return kind(**{name: of_json(field, value[name]) for name, field in _types(kind).items()})
     expected: Any = (int, float) if kind is float else origin or kind
     if not isinstance(value, expected):
         raise TypeError

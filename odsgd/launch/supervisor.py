@@ -143,7 +143,7 @@ class Supervisor:
         self.overview = Overview()
         self.status_file, self.missing_hosts = status_file, missing_hosts
         self.joiners: Dict[str, Tuple[str, str]] = {}  # workers that came later, and their hosts, by request
-        self.checkpoint_seen = 0  # the last checkpoint that was looked at
+        self.checkpoint_seen = 0  # the last checkpoint at which `_check_growth` looked for missing hosts
         self.shown_at = self.began_at = time.monotonic()
         self.say_at_s = STARTING_SAID_S
         self.signals_seen = 0
@@ -278,7 +278,7 @@ class Supervisor:
                        grows=True) if back else None
 
     def _show_progress(self, now: float) -> None:
-        """Show the job's status on the terminal and to `odsgd watch`, and heed a request of `odsgd join`."""
+        """Show the job's status on the terminal and to `odsgd watch`; start the worker that `odsgd join` asks for."""
         if now - self.shown_at < SHOW_EVERY_S:
             return
         self.shown_at = now

@@ -48,7 +48,7 @@ def _traced(records: Records) -> Optional[Breakdown]:
     if timeline is None:
         return None
     try:
-        found = [one for its in stretches(timeline, records) for one in shares(timeline, its.start, its.stop)]
+        found = [one for part in stretches(timeline, records) for one in shares(timeline, part.start, part.stop)]
     except ConfigError:
         return None
     return _mean(found) if found else None

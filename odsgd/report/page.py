@@ -121,13 +121,13 @@ def _draw_accuracy(axes: Sequence[Any], runs: Sequence[Records]) -> None:
 
 
 def _timelines(runs: Sequence[Records]) -> str:
-    drawn = [(timeline, its[-1][-SHOWN:]) for run, timeline in ((run, timeline_of(run)) for run in runs)
-             if timeline is not None for its in [stretches(timeline, run)] if its]
+    drawn = [(timeline, found[-1][-SHOWN:]) for run, timeline in ((run, timeline_of(run)) for run in runs)
+             if timeline is not None for found in [stretches(timeline, run)] if found]
     if not drawn:
         return ""
     file = io.BytesIO()
     figure([dataclasses.replace(timeline, tracks=timeline.workers[:1]) for timeline, _ in drawn],
-           [(its.start, its.stop) for _, its in drawn], file, format="svg")
+           [(shown.start, shown.stop) for _, shown in drawn], file, format="svg")
     return _section("What a worker does when", "Worker 0 in the last whole iterations of an epoch: above what its "
                     "device computes, below what is under way over the network.", picture=file.getvalue())
 

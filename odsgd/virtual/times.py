@@ -241,7 +241,7 @@ def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
 
 
 def _counts(programs: Programs, iterations: Sequence[int]) -> List[Dict[str, int]]:
-    """Of each bucket, how often a worker does what; `update`: sums that U follows."""
+    """How often a worker carries out each kind of op, by bucket; `update`: sums that U follows."""
     programs.of(1)
     return [collections.Counter(what for ops in of_bucket for op in ops for what in [op.what] + ["update"] * op.update)
             for of_bucket in zip(*map(programs.of, iterations))]

@@ -100,7 +100,7 @@ def _servers(system: System) -> str:
 
 
 def faster(cluster: VirtualCluster) -> Dict[str, VirtualCluster]:
-    """What could be twice as fast, and the cluster where it is."""
+    """By what is twice as fast, in words: the cluster where it is."""
     def linked(by: float, name: str) -> VirtualCluster:
         hosts = {label: _multiplied(link, by, name) for label, link in cluster.hosts.items()}
         return dataclasses.replace(cluster, links=_multiplied(cluster.links, by, name), hosts=hosts)

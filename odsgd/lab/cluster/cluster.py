@@ -192,7 +192,7 @@ class Cluster:
         ssh.chmod(0o755)
 
     def _init_pid(self) -> Optional[int]:
-        """The cluster's first process, if it lives; its start time tells it from a later one with the same number."""
+        """The pid of the cluster's first process, if it lives; the start time tells it from a later one of that pid."""
         try:
             pid, started = (self.folder / "init").read_text(encoding="ascii").split()
         except (OSError, ValueError):
@@ -230,7 +230,7 @@ def clusters() -> Dict[str, bool]:
 
 
 def _answers(said: IO[bytes], words: Sequence[str]) -> Iterator[str]:
-    """From the output of the head's script, while the cluster comes up: the rests of lines that begin with `words`."""
+    """While the cluster comes up: what the head's script prints after each of these words, one after the other."""
     deadline, complaint = time.monotonic() + UP_WITHIN_S, ""
     for word in words:
         first = rest = ""

@@ -140,7 +140,7 @@ def _step(applied: mx.optimizer.Optimizer, number: int, w: NDArray) -> Callable[
 
 
 def of_codecs() -> Dict[str, Price]:
-    """What a codec takes to encode or to decode, the mean."""
+    """What a codec takes to encode or to decode, the mean of both."""
     return {name: price(SIZES, [_coded(codec(name), floats) / 2 for floats in SIZES])
             for name in CODECS if name != "none"}
 

@@ -253,7 +253,7 @@ class Judge:
         return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.state_text})"
 
     def take_news(self) -> News:
-        """What has come about since the last call."""
+        """What has happened since the last call."""
         news, self.news = self.news, News()
         return news
 

@@ -124,15 +124,15 @@ class Overview:
     def _together(self) -> Dict[str, int]:
         """The iterations of all workers at one time, although their beats are up to a second apart.
 
-        It is the last time at which all workers had beaten; a worker that has fallen silent keeps its last iteration.
+        That is the time of the oldest last beat; a worker that has fallen silent keeps its last iteration.
         """
-        samples = {name: list(its) for name, its in self._samples.items() if name.startswith("worker")}
-        last = [its[-1].at_s for its in samples.values()]
+        samples = {name: list(own) for name, own in self._samples.items() if name.startswith("worker")}
+        last = [own[-1].at_s for own in samples.values()]
         at_s = min((one for one in last if max(last) - one < FRESH_S), default=0.0)
         found = {}
-        for name, its in samples.items():
-            after = bisect.bisect_right([one.at_s for one in its], at_s)
-            before, then = its[max(after - 1, 0)], its[min(after, len(its) - 1)]
+        for name, own in samples.items():
+            after = bisect.bisect_right([one.at_s for one in own], at_s)
+            before, then = own[max(after - 1, 0)], own[min(after, len(own) - 1)]
             share = (at_s - before.at_s) / (then.at_s - before.at_s) if then.at_s > before.at_s else 0.0
             found[name] = round(before.progress + share * (then.progress - before.progress))
         return found
@@ -271,5 +271,5 @@ def _trains(beat: Facts) -> bool:
 
 
 def _text(value: object) -> str:
-    """What a process has sent, fit for a terminal."""
+    """Text from a process, made fit for a terminal."""
     return "".join(filter(str.isprintable, str(value or "")))[:MOST_TEXT]

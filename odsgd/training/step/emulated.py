@@ -71,7 +71,7 @@ class Emulated:
 
 
 def factors(spread: float, seed: Any) -> Iterator[float]:
-    """Random factors of mean 1; ones without a spread."""
+    """Random factors of mean 1; without a spread, ones."""
     random = np.random.RandomState(seed)
     return (math.exp(random.normal(-spread * spread / 2, spread)) if spread else 1.0 for _ in itertools.count())
 

@@ -64,8 +64,8 @@ class NetworkPasses:
 
 
 class RecordedPasses(NetworkPasses):
-    """With bars of both on the timeline: from the weights of the first layer with a gradient, which are read first, to
-    its gradient, which is written last."""
+    """With bars of both passes on the timeline: from the weights of the first layer with a gradient, which are read
+    first, to its gradient, which is written last."""
 
     def __init__(self, config: TrainConfig, net: Any, trainer: Any, on: recorder.Recorder) -> None:
         super().__init__(config, net, trainer)
