@@ -183,12 +183,12 @@ class Overview:
     def _per_s(self, name: str, field: str) -> Optional[float]:
         """The change of a count per second; None after fewer than two beats, and where the count began anew."""
         first, changed, last = self._ends(name)
-        its, change = changed.progress - first.progress, getattr(changed, field) - getattr(first, field)
+        count, change = changed.progress - first.progress, getattr(changed, field) - getattr(first, field)
         if change < 0 or last.at_s <= first.at_s:
             return None
-        # The iteration under way is not over: from `first` to `last` less than its + 1 took place.
-        lasted_s = max(changed.at_s - first.at_s, (last.at_s - first.at_s) * its / (its + 1))
-        return float(change) / lasted_s if its else 0.0
+        # The iteration under way is not over: less than `count` + 1 iterations took place from `first` to `last`.
+        lasted_s = max(changed.at_s - first.at_s, (last.at_s - first.at_s) * count / (count + 1))
+        return float(change) / lasted_s if count else 0.0
 
     def _own_ms(self, name: str) -> Optional[float]:
         """What an iteration of a worker takes without waiting, evaluations and checkpoints."""
