@@ -26,7 +26,7 @@ FLUSH_S = 5
 CLOSED_WITHIN_S = 10.0
 RANKS = ("ODSGD_WORKER_RANK", "DMLC_WORKER_ID", "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK",
          "SLURM_PROCID")
-"""What launchers tell a worker's rank by; the first that is set counts."""
+"""Variables in which launchers tell a worker's rank; the first that is set counts."""
 EVENT_FILE = "TensorBoard's event file"
 
 
@@ -99,7 +99,7 @@ _board: Optional[Board] = None
 
 
 def to(folder: Union[str, Path]) -> None:
-    """From here on `log` writes there."""
+    """From here on `log` writes to this folder."""
     global _board
     if _writes():
         close()
@@ -119,7 +119,7 @@ def log(iteration: int, values: Optional[Mapping[str, float]] = None, **more: fl
 
 
 def close() -> None:
-    """Have all of it in the file; the end of the process does so, too."""
+    """Write the rest to the file; the end of the process does so, too."""
     global _board
     if _board is not None:
         _board.close()
@@ -127,6 +127,6 @@ def close() -> None:
 
 
 def _writes() -> bool:
-    """Whether this process is the one of its job that does."""
+    """Whether this process is the one of its job that writes."""
     rank = next(filter(None, map(os.environ.get, RANKS)), "0")
     return os.environ.get("DMLC_ROLE", "worker") == "worker" and rank == "0"

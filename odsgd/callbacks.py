@@ -33,20 +33,20 @@ class Shared(events.TrainBegin, events.EpochEnd):  # type: ignore[name-defined]
         self._prefix, self._val_data, self._period = prefix, val_data, period
         self._epoch = 0
 
-    def train_begin(self, of: Any, *_: Any, **__: Any) -> None:
+    def train_begin(self, estimator: Any, *_: Any, **__: Any) -> None:
         self._epoch = 0
 
-    def epoch_end(self, of: Any, *_: Any, **__: Any) -> None:
+    def epoch_end(self, estimator: Any, *_: Any, **__: Any) -> None:
         self._epoch += 1
         if self._epoch % self._period:
             return
-        store = _store(of.trainer._kvstore)
+        store = _store(estimator.trainer._kvstore)
         with store.global_weights():
             if self._val_data is not None:
-                of.evaluate(self._val_data)
+                estimator.evaluate(self._val_data)
             if self._prefix is not None and store.leads:
                 Path(self._prefix).parent.mkdir(parents=True, exist_ok=True)
-                of.net.save_parameters(f"{self._prefix}-{self._epoch:04d}.params")
+                estimator.net.save_parameters(f"{self._prefix}-{self._epoch:04d}.params")
 
 
 class OnBoard(events.TrainBegin, events.BatchEnd, events.EpochEnd):  # type: ignore[name-defined]
@@ -57,16 +57,17 @@ class OnBoard(events.TrainBegin, events.BatchEnd, events.EpochEnd):  # type: ign
     def __init__(self, interval: int = 50) -> None:
         self._interval, self._iteration = interval, 0
 
-    def train_begin(self, of: Any, *_: Any, **__: Any) -> None:
+    def train_begin(self, estimator: Any, *_: Any, **__: Any) -> None:
         self._iteration = 0
 
-    def batch_end(self, of: Any, *_: Any, **__: Any) -> None:
+    def batch_end(self, estimator: Any, *_: Any, **__: Any) -> None:
         self._iteration += 1
         if self._iteration % self._interval == 0:
-            board.log(self._iteration, _numbers("train", of.train_metrics), **{"rates/lr": of.trainer.learning_rate})
+            metrics = {**_numbers("train", estimator.train_metrics), "rates/lr": estimator.trainer.learning_rate}
+            board.log(self._iteration, metrics)
 
-    def epoch_end(self, of: Any, *_: Any, **__: Any) -> None:
-        board.log(self._iteration, _numbers("test", of.val_metrics))
+    def epoch_end(self, estimator: Any, *_: Any, **__: Any) -> None:
+        board.log(self._iteration, _numbers("test", estimator.val_metrics))
 
 
 def _numbers(kind: str, metrics: Any) -> Dict[str, float]:

@@ -34,14 +34,14 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
          to: Optional[str] = None, newest: Optional[int] = None) -> "CheckpointKeeper":
     """Write a checkpoint after `every` iterations, and keep the last `kept`. Collective, before the first step.
 
-    `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none as
-    new.
+    `to`: a second place for them, a folder or ``HOST:FOLDER``; newer ones there than in `folder` are fetched back.
 
-    All parameters of `net` have shapes and values, and are dense. If `folder` holds a checkpoint it is gone on from:
+    All parameters of `net` have shapes and values, and are dense. If there is a checkpoint, the script goes on from it:
     `net`, the store and the optimizer's state are as they were after that iteration. If there are as many workers, a
     Trainer without lr_scheduler, made before, has the rate of that iteration; set another after this call. Until
-    `close` no other job has the folder: that one is refused. A script with several networks gives each its own;
-    `newest`, where another's keeper begins, passes over later checkpoints, which a failure between the two may leave.
+    `close` another job that asks for the folder is refused. A script with several networks gives each a folder.
+    `newest`: pass over later checkpoints, such as a failure between two networks' checkpoints leaves: give the
+    iteration at which the other network's keeper began.
     """
     try:
         every, kept = map(integer(at_least=1).convert, (every, kept))

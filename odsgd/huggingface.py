@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer by a store:
+"""Hugging Face's Trainer with a store:
 
     trainer.add_callback(odsgd.huggingface.HuggingFaceCallback(trainer, "odsgd", warmup=100))
 
@@ -29,12 +29,13 @@ class HuggingFaceCallback(transformers.TrainerCallback):
             raise ConfigError("the Trainer's checkpoints have no state of the optimizer, so train cannot go on from "
                               "one; leave resume_from_checkpoint out, and load the model's weights")
         self.store, trainer = od.create(*self._words, **self._options), self._trainer
-        its = trainer.optimizer.optimizer = od.Optimizer(trainer.optimizer.optimizer, trainer.model_wrapped, self.store)
+        wrapped = od.Optimizer(trainer.optimizer.optimizer, trainer.model_wrapped, self.store)
+        trainer.optimizer.optimizer = wrapped
         args.save_only_model = True  # one worker alone saves
         if not self.store.takes_weights:
             trainer.accelerator.clip_grad_norm_ = self._clip
             if args.max_grad_norm:
-                self._unsent.enter_context(its.no_sync())
+                self._unsent.enter_context(wrapped.no_sync())
 
     def _clip(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
         """In the place of Accelerate's, which the Trainer calls for the norm alone, too."""

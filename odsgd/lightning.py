@@ -1,4 +1,4 @@
-"""Lightning by a store:  Trainer(strategy="ddp", callbacks=[odsgd.lightning.LightningCallback("odsgd", warmup=100)])
+"""Lightning with a store:  Trainer(strategy="ddp", callbacks=[odsgd.lightning.LightningCallback("odsgd", warmup=100)])
 
 What `gradient_clip_val` clips is the mean gradient of all workers, which costs an exchange that is waited for.
 Validation, and checkpoints after it or an epoch, see the global weights, and so does the model after the training.

@@ -40,7 +40,7 @@ def aligned(lines: Sequence[Sequence[str]], to_left: Sequence[str] = ()) -> str:
 
 
 def told_apart(paths: Sequence[Path]) -> List[str]:
-    """Names of these whole paths: their ends, as long as it takes.
+    """Names that tell these absolute paths apart: their ends, as long as need be.
 
     >>> told_apart([Path("/a/run"), Path("/b/run")]), told_apart([Path("/a/run"), Path("/b/next")])
     (['a/run', 'b/run'], ['run', 'next'])
@@ -51,7 +51,7 @@ def told_apart(paths: Sequence[Path]) -> List[str]:
 
 
 def say(text: str) -> None:
-    """What is under way: on a terminal one line that the next overwrites, elsewhere a line each; empty: nothing is."""
+    """Say what is under way: on a terminal in one line that the next overwrites, elsewhere a line each; "": nothing."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif text:

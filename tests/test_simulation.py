@@ -57,7 +57,7 @@ def test_workers_hear_of_a_loss_though_the_disk_is_full_at_that_moment(ships: Im
             plain, full = (scenario.run(seed, ships, draw_faults=functools.partial(draw, full_s=full_s))
                            for full_s in (0.0, 3.0))
             assert full.code == plain.code, full.texts()
-            tried += any("tried again until the file takes it" in text for text in full.texts())
+            tried += any("tries again until the file can be written" in text for text in full.texts())
     assert tried > 3
 
 

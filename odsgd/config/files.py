@@ -69,8 +69,8 @@ class OptionsLoader(_Loader):
     it takes."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, regexp) for tag, regexp in its if tag not in (INTEGER, DATE)]
-        for first, its in _Loader.yaml_implicit_resolvers.items()}
+        first: [(tag, regexp) for tag, regexp in resolvers if tag not in (INTEGER, DATE)]
+        for first, resolvers in _Loader.yaml_implicit_resolvers.items()}
 
 
 OptionsLoader.add_implicit_resolver(INTEGER, re.compile("[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))

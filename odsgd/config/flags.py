@@ -34,7 +34,7 @@ ELSEWHERE = {
 PyTorch, and what the command has for them."""
 
 NEVER_EMPTY = ("gpus", "optimizer_params")
-"""Lists whose flag without a value would be taken for the default: an empty variable. Another may turn a file's off."""
+"""Lists whose flag refuses an empty value: it is an empty variable, and would be taken for the default."""
 
 LIKE = 0.6
 """A flag that is at least this like the given one, from 0 to 1, is suggested."""

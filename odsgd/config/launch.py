@@ -157,7 +157,7 @@ class HostOptions:
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """What a job keeps as it is given."""
+    """The options that a job keeps as they are given."""
 
     sync_dst_dir: Optional[str] = _option(None, Kind("DIR", "a path", as_text), "ssh: copy the working directory there "
                                           "on every host, and run there", launcher="ssh")

@@ -16,7 +16,7 @@ MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
 """MXNet's name of a store -> ours; with a local optimizer ssgd is odsgd."""
 
 Defaults = Dict[str, Tuple["dataclasses.Field[Any]", List[str]]]
-"""Each default of an option, in words: a field that has it, and the stores whose it is."""
+"""By a default of an option, in words: a field with this default, and the stores that have it."""
 
 
 def store_named(asked: str, optimizer_local: Optional[str]) -> str:
@@ -34,11 +34,11 @@ def takers(name: str) -> List[str]:
 def fields() -> Dict[str, dataclasses.Field[Any]]:
     """Name -> a field for all options of this name. Its help says what the option means to each store."""
     made = {}
-    for name, its in meanings().items():
-        found = [field for defaults in its.values() for field, _ in defaults.values()]
+    for name, by_text in meanings().items():
+        found = [field for defaults in by_text.values() for field, _ in defaults.values()]
         kinds = {field.metadata["kind"].expected: field.metadata["kind"] for field in found}
         kind = next(iter(kinds.values())) if len(kinds) == 1 else Kind("X", " or ".join(kinds), as_text)
-        help = "; ".join(_help(name, text, defaults) for text, defaults in its.items())
+        help = "; ".join(_help(name, text, defaults) for text, defaults in by_text.items())
         made[name] = option(None, kind, help, group="Run" if name in COMMON else "Algorithm")
     named = dataclasses.make_dataclass("MethodOptions", [(name, Any, field) for name, field in made.items()])
     return {field.name: field for field in dataclasses.fields(named)}

@@ -84,8 +84,8 @@ class TrainConfig(TrainOptions):
         """The configuration that a command line gives; flags win over ``--config FILE.yaml``.
 
         Where a flag names another store than the file, the file's options for its own store are dropped: so one preset
-        serves for OD-SGD and, with ``--kvstore ssgd`` or ``asgd``, for the controls beside it. So are, where a flag
-        names another local optimizer, those of the file's: a run's config.yaml has its defaults.
+        serves for OD-SGD and, with ``--kvstore ssgd`` or ``asgd``, for the controls beside it. The same holds for a
+        local optimizer and its options, whose defaults a run's config.yaml has.
 
         ``--help`` prints and raises SystemExit(0); a mistake raises ConfigError, one line.
         """
@@ -109,7 +109,7 @@ class TrainConfig(TrainOptions):
 
     @staticmethod
     def parse(argv: Sequence[str]) -> Tuple[Dict[str, Any], Optional[str], Dict[str, Any]]:
-        """The options of a command line, each checked for itself; the file after ``--config``; and its values.
+        """The options of a command line, each checked by itself; the file after ``--config``; and its values.
 
         A method of the user's own is loaded first, so that its options are known. ``--help`` explains the
         options of the method that is asked for.
@@ -202,7 +202,7 @@ class TrainConfig(TrainOptions):
         return (self.transport or self.method.transports[0]) == "server"
 
     def make_folder(self) -> None:
-        """The run's folder; ConfigError if it cannot be made on this host, unless that may pass by the next attempt."""
+        """Make the run's folder; ConfigError if this host cannot, or OSError if the job's next attempt may succeed."""
         try:
             str(self.out).encode()
         except UnicodeError:  # checkpoints and logs name it in UTF-8
@@ -252,7 +252,7 @@ class TrainConfig(TrainOptions):
         spec = DATASETS[self.dataset]
         for key in sorted({key for other in DATASETS.values() for key in other.options} - set(spec.options)):
             if getattr(self, key) not in (None, False):
-                takers = [other for other, its in DATASETS.items() if key in its.options]
+                takers = [name for name, other in DATASETS.items() if key in other.options]
                 raise ConfigError(f"{key} goes with {' or '.join(takers)}, not with dataset `{self.dataset}`; "
                                   "leave it out")
         if "data_dir" in spec.options and self.data_dir is None:

@@ -15,14 +15,14 @@ class Instant:
     """When all of `reads` had been written, and what reads `writes` was through; seconds of the machine's clock."""
 
     def __init__(self, reads: Sequence[NDArray], writes: Sequence[NDArray] = ()) -> None:
-        self._come = threading.Event()
+        self._has_come = threading.Event()
         engine.push(self._now, reads, writes)
 
     def _now(self) -> None:
         self._at = time.monotonic()
-        self._come.set()
+        self._has_come.set()
 
     def wait(self, timeout_s: float = LATE_S) -> float:
-        if not self._come.wait(timeout_s):
+        if not self._has_come.wait(timeout_s):
             raise KVStoreError(f"an iteration has not ended within {timeout_s:g} s")
         return self._at

@@ -71,9 +71,9 @@ def is_own(address: str) -> bool:
 
 
 def own_address(given: Optional[str], towards: str) -> str:
-    """The address that the launcher has found for this host's name, or else that on the way `towards` it.
+    """The address that the launcher has found for this host's name, if this host has it; else its address `towards` it.
 
-    Its /etc/hosts may be old, and a public address may belong to a router before this host.
+    The launcher's /etc/hosts may be old, and a public address may belong to a router before this host.
     """
     return given if given and is_own(given) else address_towards(towards) or LOOPBACK
 

@@ -3,8 +3,8 @@
     odsgd launch -n 2 -s 1 train.py --lr 0.1
     odsgd launch -n 8 -s auto -H hosts --env MXNET_CPU_WORKER_NTHREADS:2 python train.py
 
-Three things differ from the original. Without -H jobs are local. All words behind the first of the command belong to
-the command, so options of the launcher stand before it. Every mistake is reported before a process starts.
+Three things differ from the original. Without -H jobs are local. The launcher's options stand before the command: all
+words after the command's first belong to it. Every mistake is reported before a process starts.
 """
 import argparse
 import dataclasses
@@ -103,7 +103,7 @@ def _job(options: LaunchOptions, words: List[str]) -> plan.Job:
 
 
 def why_closed(job: plan.Job, training: "Union[TrainConfig, StandIn, None]" = None) -> str:
-    """Why no worker can join this job while it runs, in words; empty if one can, or its script will say."""
+    """Why no worker can join this job while it runs, in words; empty if one can, or if only its script can tell."""
     if job.launcher in AGENTS_CALL:
         return f"its launcher is {job.launcher}, which starts all workers together; join takes --launcher local or ssh"
     if job.secure:
@@ -159,8 +159,8 @@ def check_command(command: Sequence[str], elsewhere: bool = False) -> "Optional[
     """The configuration of a worker's command, if it is ``odsgd train`` and can be known here; ConfigError.
 
     So the launcher reports a misspelt option once, before a process starts, and not every worker. `elsewhere`: the
-    workers run on other hosts, so the file of ``--config`` may be there and not here; then only the flags are checked,
-    each for itself.
+    workers run on other hosts, so the file of ``--config`` may be there and not here; then each flag is checked, but
+    not how they go together.
     """
     flags = _flags_of_train(list(command))
     if flags is None:
@@ -215,7 +215,7 @@ def _secured(job: plan.Job) -> plan.Job:
         by = "mpirun" if job.launcher == "mpi" else job.launcher
         raise ConfigError(f"--secure is for --launcher ssh: {by} would carry the job's secret, and the messages of its "
                           "agents, over connections of its own, which nothing protects")
-    for name in (*plan.LED_BY_TUNNEL, *plan.AT_PORT) if not job.num_servers else ():
+    for name in (*plan.THROUGH_TUNNEL, *plan.LIBFABRIC_PORT) if not job.num_servers else ():
         if name in {**job.env, **job.env_worker}:
             raise ConfigError(f"--secure and --env {name}: with --secure the launcher says how MPI sends; leave one of "
                               "them out")

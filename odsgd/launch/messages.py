@@ -35,8 +35,8 @@ class TunnelOrders(Message):
 
     certificate: str
     port: int
-    towards: str  # the launcher's address, if `address` is not known
-    address: Optional[str]
+    towards: str  # the launcher's address
+    address: Optional[str]  # the host's own; None: the one from which it reaches `towards`
     hang_timeout_s: float
     sockets: List[str]  # of this host's processes
 
@@ -140,7 +140,7 @@ class Beats(Message):
 
 @dataclass(frozen=True)
 class Pong(Message):
-    """All is sent that this host knew when the ping of this time came."""
+    """The host has sent all that it knew when the ping of this time came."""
 
     at: float
 
@@ -244,7 +244,7 @@ def of_json(kind: Any, value: Any) -> Any:
     if origin is Union:  # Optional
         return None if value is None else of_json(inner[0], value)
     if hasattr(kind, "__dataclass_fields__"):
-        return kind(**{name: of_json(its, value[name]) for name, its in _types(kind).items()})
+        return kind(**{name: of_json(field, value[name]) for name, field in _types(kind).items()})
     expected: Any = (int, float) if kind is float else origin or kind
     if not isinstance(value, expected):
         raise TypeError
@@ -255,8 +255,8 @@ _types = functools.lru_cache(None)(get_type_hints)
 
 
 def first_orders(kind: Any) -> Any:
-    """The orders in front of the messages on standard input, of this kind; None: who gives them has gone."""
-    with open(0, "rb", buffering=0, closefd=False) as stdin:  # the bytes behind the line are the channel's
+    """The orders, of this kind, in the first line of standard input; None: whoever gives them has gone."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # the bytes after the line are the channel's
         line = stdin.readline()
     return of_json(kind, json.loads(line)) if line.endswith(b"\n") else None
 
@@ -310,7 +310,7 @@ class Channel:
 
 def _message(line: bytes) -> Message:
     try:
-        message = json.loads(line[max(line.find(b'{"message": '), 0):])  # a shell may have begun it, as with a title
+        message = json.loads(line[max(line.find(b'{"message": '), 0):])  # a shell may have begun the line with a title
         found: Message = of_json(MESSAGES[message["message"]], message)
         return found
     except (ValueError, RecursionError, LookupError, TypeError):

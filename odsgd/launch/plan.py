@@ -1,8 +1,8 @@
 """From a request (`Job`) to its processes, their hosts and environments (`Plan`). Nothing is started here.
 
 Placement. The hostfile is a list of slots, in its order. Workers take one slot each, then servers the next ones; after
-the last slot comes the first again. So `-n 4 -s 1` on four hosts of one slot puts the server beside worker
-0, and `-n 4 -s 4` puts one beside every worker. With `-s auto` server k is on the host of worker k whatever the slots.
+the last slot comes the first again. So `-n 4 -s 1` on four hosts of one slot puts the server beside worker 0, and
+`-n 4 -s 4` puts one beside every worker. With `-s auto` server k is on the host of worker k whatever the slots.
 The scheduler only introduces the others to each other, and runs on the launching machine.
 
 Sockets. The processes of a local job meet by sockets in the file system (ps-lite's DMLC_LOCAL), which no network and no
@@ -36,13 +36,13 @@ SOCKETS = "/tmp"  # where ps-lite has them
 MPI_PORTS = range(10240, 32768)  # of the loopback interface; Linux uses higher ones for connections
 KEPT_ON_LOOPBACK = {"FI_TCP_IFACE": "lo", "UCX_NET_DEVICES": "lo"}
 """Variables that keep MPI on the loopback interface, with libfabric or with UCX."""
-LED_BY_TUNNEL = {**KEPT_ON_LOOPBACK, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+THROUGH_TUNNEL = {**KEPT_ON_LOOPBACK, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
 """MPI uses libfabric: only it lets the launcher choose its port, and connects to another host by loopback."""
-AT_PORT = ("FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE")
+LIBFABRIC_PORT = ("FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE")
 FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port
 
-#: Removed unless --env sets them. ps-lite would take PORT, which many tools set, for the port of every process;
-#: MASTER_ADDR and MASTER_PORT would lead a process group of PyTorch's into an outer job, TORCHELASTIC_RUN_ID a store.
+#: Removed unless --env sets them (docs/reference/environment.md). ps-lite would bind every process to PORT, which many
+#: tools set; MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID would lead PyTorch, or a store, into an outer job.
 MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_GPUS_PER_TASK",
                         "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"))
 #: Variables that other hosts get without --env: the settings of the libraries that a job uses.
@@ -94,7 +94,7 @@ class Process(NamedTuple):
     @property
     def sockets(self) -> Dict[str, bool]:
         """Files, or a port of loopback, where a tunnel reaches it; and whether each is still used when all have met."""
-        port = self.env.get(AT_PORT[0])
+        port = self.env.get(LIBFABRIC_PORT[0])
         return {**self.files, **({f"{LOOPBACK}:{port}": True} if port else {})}
 
     @property
@@ -148,7 +148,7 @@ def make_plan(job: Job, scheduler_address: Tuple[str, int], attempts_before: int
     python = sys.executable if job.launcher == "local" else job.remote_python
     scheduler = job.server_command or (sys.executable, "-m", "kvstore.weights.servers")  # always on this machine
     server = job.server_command or (python, "-m", "kvstore.weights.servers")
-    command = tuple(elsewhere(word, job) if word in job.reads else word for word in job.command)
+    command = tuple(path_on_hosts(word, job) if word in job.reads else word for word in job.command)
     worker = (python, *command) if command[0].endswith(".py") else command
 
     def process(role: str, rank: int, host: Host, command: Tuple[str, ...], env: Mapping[str, str]) -> Process:
@@ -233,7 +233,7 @@ def scrubbed(environ: Mapping[str, str]) -> Dict[str, str]:
     return {name: value for name, value in environ.items() if name not in SET_BY_LAUNCHER and name not in MISLEADING}
 
 
-def elsewhere(path: str, job: Job) -> str:
+def path_on_hosts(path: str, job: Job) -> str:
     """A path of this machine as the hosts have it: below a copied working directory it is relative to the copy."""
     if job.sync_dst_dir:
         relative = os.path.relpath(path, os.getcwd())
@@ -249,7 +249,7 @@ def package_path(job: Job) -> str:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.basename(root) not in ("site-packages", "dist-packages") and root not in entries:
         entries.append(root)
-    return os.pathsep.join(elsewhere(entry, job) for entry in entries)
+    return os.pathsep.join(path_on_hosts(entry, job) for entry in entries)
 
 
 def _common_env(job: Job, scheduler_host: str, port: int, secret: str) -> Dict[str, str]:
@@ -311,5 +311,5 @@ def _meeting(job: Job, rank: int, ports: Sequence[int]) -> Dict[str, str]:
     """What a worker's MPI needs to ask its agent for the others, and to be found by them."""
     if job.num_servers:
         return {}
-    led = {**LED_BY_TUNNEL, **dict.fromkeys(AT_PORT, str(ports[rank]))} if job.secure else {}
-    return {"PMI_SIZE": str(job.num_workers), "PMI_RANK": str(rank), **led}
+    tunneled = {**THROUGH_TUNNEL, **dict.fromkeys(LIBFABRIC_PORT, str(ports[rank]))} if job.secure else {}
+    return {"PMI_SIZE": str(job.num_workers), "PMI_RANK": str(rank), **tunneled}

@@ -70,16 +70,16 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
               "pod 0 running (kubectl get pods), and does the Service of the job's name exist?", file=sys.stderr)
         return EXIT_DEADLINE
     while called is not None:
-        told, fd = called
-        agent = Agent(told, Channel(fd, fd))
+        orders, fd = called
+        agent = Agent(orders, Channel(fd, fd))
         agent.run()
         os.close(fd)
-        over = 0 if agent.told_to_stop else EXIT_FAILURE  # else pod 0 was lost, and the job is
+        exit_code = 0 if agent.told_to_stop else EXIT_FAILURE  # else pod 0 was lost, and the job with it
         if agent.ended_by is not None:  # by Kubernetes: another pod has to take this one's place
             return 128 + agent.ended_by
         _end_on_signals()
         called = call(number, launcher, secret, OVER_S)
-    return over
+    return exit_code
 
 
 def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float) -> Optional[Tuple[Orders, int]]:

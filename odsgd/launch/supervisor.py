@@ -122,8 +122,8 @@ def _loopback_guessed(job: Job, host: str) -> Optional[str]:
     names = dict.fromkeys(slot.address for slot in job.slots) if is_loopback(host) and not job.host_ip else ()
     other = next((name for name, address in zip(names, map(numeric, names))
                   if address is None or not is_loopback(address)), None)
-    return other and (f"no IPv4 address of this machine on the way to {other} is known, and {host} is taken; "
-                      "unless all hosts are this machine, say with --host-ip how they reach it")
+    return other and (f"this machine's IPv4 address on the way to {other} is not known, and {host} is taken; unless "
+                      "all hosts are this machine, say with --host-ip how they reach it")
 
 
 class Supervisor:
@@ -143,13 +143,13 @@ class Supervisor:
         self.overview = Overview()
         self.status_file, self.missing_hosts = status_file, missing_hosts
         self.joiners: Dict[str, Tuple[str, str]] = {}  # workers that came later, and their hosts, by request
-        self.checkpoint_seen = 0  # the last checkpoint that was looked at
+        self.checkpoint_seen = 0  # the last checkpoint at which `_check_growth` looked for missing hosts
         self.shown_at = self.began_at = time.monotonic()
         self.say_at_s = STARTING_SAID_S
         self.signals_seen = 0
         self.all_met_sent = False
         self.failed_at = 0.0
-        self.blocking: List[str] = []  # the processes that kept the job from starting, as the verdict came
+        self.blocking: List[str] = []  # the processes that kept the job from starting, when the verdict came
         self._handlers: Dict[Type[Message], Callable[[AgentConnection, Any, float], object]] = {
             messages.Hello: self._greeted,
             messages.Beats: self._beats,
@@ -178,7 +178,7 @@ class Supervisor:
                     self.agents.tell(messages.WorkersChanged([f"{process.rank}" for process in self.plan.spare]))
                 verdict = self._fail_without_store(self._wait())
                 self.failed_at = time.monotonic()
-                self.blocking = self.judge.blocking_startup()  # before those end that we end
+                self.blocking = self.judge.blocking_startup()  # before we end the rest
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; a second signal ends everything at once")
                 self._end(verdict)
@@ -200,7 +200,7 @@ class Supervisor:
         """
         judge = self.judge
         saved = judge.saved or (before.saved if before else 0)
-        since_s = max(0.0, self.failed_at - judge.saved_at)  # below 0: it came while the attempt ended
+        since_s = max(0.0, self.failed_at - judge.saved_at)  # below 0: the checkpoint came while the attempt ended
         began = bool(judge.kept) or (before is not None and before.began)
         return Attempt(verdict, judge.resumed, saved, judge.liveness.farthest, since_s, began)
 
@@ -238,13 +238,13 @@ class Supervisor:
         for lost in news.lost:
             self.agents.tell(messages.WorkersChanged([f"{rank}" for rank in lost.ranks]))
             self.console.say(lost.message)
-            self.shown_at = 0.0  # its place is empty for `odsgd join` from this line on
+            self.shown_at = 0.0  # update the status now: who has read this line may run `odsgd join`
         for rank in news.joined:
             self.agents.tell(messages.WorkersChanged([f"+{rank}"]))
             self.console.say(f"worker {rank} has joined")
 
     def _fail_without_store(self, verdict: Verdict) -> Verdict:
-        """The verdict; a failure if the workers have succeeded without a store and without a question of their MPI."""
+        """The verdict; a failure if the workers have succeeded without a store and without a request from their MPI."""
         job = self.job
         expected = job.store != NO_STORE if job.store else job.num_workers > 1
         if not verdict.workers_succeeded or not expected:
@@ -278,7 +278,7 @@ class Supervisor:
                        grows=True) if back else None
 
     def _show_progress(self, now: float) -> None:
-        """Show the job's status on the terminal and to `odsgd watch`."""
+        """Show the job's status on the terminal and to `odsgd watch`; start the worker that `odsgd join` asks for."""
         if now - self.shown_at < SHOW_EVERY_S:
             return
         self.shown_at = now
@@ -337,8 +337,8 @@ class Supervisor:
 
     def handle(self, agent: AgentConnection, message: Message, now: float) -> None:
         """Act on a message of an agent; not on what it says of a process in whose place another has joined."""
-        stranger = isinstance(message, messages.ProcessMessage) and message.process not in agent.names
-        if type(message) in self._handlers and not stranger:
+        replaced = isinstance(message, messages.ProcessMessage) and message.process not in agent.names
+        if type(message) in self._handlers and not replaced:
             self._handlers[type(message)](agent, message, now)
 
     def _greeted(self, agent: AgentConnection, hello: messages.Hello, now: float) -> None:

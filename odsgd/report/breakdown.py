@@ -23,7 +23,6 @@ TRACED = ("compute alone", "compute, exchange hidden", "exchange exposed", "neit
 SAMPLED = ("not waiting", "waiting")
 PARTS = TRACED + SAMPLED
 
-
 Breakdown = Dict[str, float]
 """The mean iteration of all workers: milliseconds of each of its `PARTS`, which add up to the whole."""
 
@@ -49,7 +48,7 @@ def _traced(records: Records) -> Optional[Breakdown]:
     if timeline is None:
         return None
     try:
-        found = [one for its in stretches(timeline, records) for one in shares(timeline, its.start, its.stop)]
+        found = [one for part in stretches(timeline, records) for one in shares(timeline, part.start, part.stop)]
     except ConfigError:
         return None
     return _mean(found) if found else None
@@ -60,7 +59,7 @@ def timeline_of(records: Records) -> Optional[Timeline]:
     job has written to the folder.
     """
     named = (records.start.get("config") or {}).get("trace")
-    candidates = [Path(str(named)), records.folder / Path(str(named)).name] if named else []  # from here, or beside it
+    candidates = [Path(str(named)), records.folder / Path(str(named)).name] if named else []  # from here, or in the run
     folder = next((folder for folder in candidates if folder.is_dir()), None)
     if folder is None:
         return None
@@ -76,7 +75,7 @@ def _ended_s(records: Records) -> float:
     """When the run's last epoch had ended, by the wall clock; infinite where that is not known."""
     if "time" not in records.start:
         return math.inf
-    began_s = datetime.datetime.fromisoformat(records.start["time"]).timestamp() + 1  # it has no fractions
+    began_s = datetime.datetime.fromisoformat(records.start["time"]).timestamp() + 1  # it is cut to whole seconds
     return began_s + (records.epochs[-1].get("seconds_since_start") or 0.0)
 
 

@@ -82,7 +82,7 @@ def _section(title: str, text: str, table: Sequence[Sequence[str]] = (), picture
 
 
 def _picture(draw: Callable[[Sequence[Any], Any], None], of: Any, panels: int = 1, height: float = HEIGHT) -> bytes:
-    """A file with what `draw` puts on its axes of the runs, which have their colours; the same bytes each time."""
+    """An SVG with the panels in which `draw` draws what it is given; the same bytes each time."""
     plt = pyplot("a report with pictures")
     with plt.rc_context({"svg.hashsalt": "odsgd", "font.size": 9, "axes.spines.top": False,
                          "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8}):
@@ -121,13 +121,13 @@ def _draw_accuracy(axes: Sequence[Any], runs: Sequence[Records]) -> None:
 
 
 def _timelines(runs: Sequence[Records]) -> str:
-    drawn = [(timeline, its[-1][-SHOWN:]) for run, timeline in ((run, timeline_of(run)) for run in runs)
-             if timeline is not None for its in [stretches(timeline, run)] if its]
+    drawn = [(timeline, found[-1][-SHOWN:]) for run, timeline in ((run, timeline_of(run)) for run in runs)
+             if timeline is not None for found in [stretches(timeline, run)] if found]
     if not drawn:
         return ""
     file = io.BytesIO()
     figure([dataclasses.replace(timeline, tracks=timeline.workers[:1]) for timeline, _ in drawn],
-           [(its.start, its.stop) for _, its in drawn], file, format="svg")
+           [(shown.start, shown.stop) for _, shown in drawn], file, format="svg")
     return _section("What a worker does when", "Worker 0 in the last whole iterations of an epoch: above what its "
                     "device computes, below what is under way over the network.", picture=file.getvalue())
 

@@ -29,8 +29,8 @@ class Outcome(NamedTuple):
     last_five: float = math.nan  # mean test accuracy of the last five epochs; NaN unless all five were evaluated
     staleness: Optional[Tuple[float, int, float]] = None  # of an asynchronous run: mean, maximum, updates per second
     virtual: bool = False
-    asked: Optional[int] = None  # epochs, of a run that has not come to its end
-    lacks: int = 0  # epochs, of metrics that were lost: the time of all is not known
+    asked: Optional[int] = None  # epochs that were to be, of a run that has not come to its end
+    lacks: int = 0  # epochs whose metrics were lost: the time of all is not known
 
 
 class Records(NamedTuple):
@@ -50,8 +50,8 @@ class Records(NamedTuple):
         return all("virtual_seconds" in epoch for epoch in self.epochs)
 
     def seconds(self) -> List[float]:
-        """Of the run, at the end of each epoch; what lay between a failure and its resume does not count. Of a virtual
-        cluster they are its own.
+        """Seconds of the run at the end of each epoch, without the time between a failure and its resume; on a virtual
+        cluster, the cluster's.
         """
         if self.virtual:
             return [number(epoch["virtual_seconds"]) for epoch in self.epochs]
@@ -114,7 +114,7 @@ def samples_per_s(record: Record) -> float:
 
 
 def still_valid(events: Sequence[Record]) -> List[Record]:
-    """Without what an attempt wrote behind the checkpoint from which a later one has gone on."""
+    """The events without those that an attempt wrote after the checkpoint from which a later attempt has gone on."""
     valid: List[Record] = []
     for event in events:
         if event.get("event") == "start":
@@ -185,7 +185,7 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
     """Which runs have not come to their end; of two that have, the first beside the second in two sentences.
 
     >>> compared([Outcome("odsgd", 8, 0.9778, 4031, 3.1), Outcome("ssgd", 8, 0.9722, 2150, 5.2)])
-    ['Accuracy: odsgd 97.78 %, ssgd 97.22 %.', 'Time: odsgd took 40 % less than ssgd, 3.1 s for 5.2 s.']
+    ['Accuracy: odsgd 97.78 %, ssgd 97.22 %.', 'Time: odsgd took 40 % less than ssgd, 3.1 s against 5.2 s.']
     """
     stopped = [f"{one.name} has not come to its end: {one.epochs} of {one.asked} epochs." for one in outcomes
                if one.asked is not None]
@@ -199,7 +199,7 @@ def compared(outcomes: Sequence[Outcome]) -> List[str]:
     accuracy = (f"Accuracy: {first.name} {percent(first.test_accuracy)}, {second.name} "
                 f"{percent(second.test_accuracy)}.")
     time = (f"Time: {first.name} took {abs(gain):.0%} {'less' if gain >= 0 else 'more'} than {second.name}, "
-            f"{first.seconds:.1f} s for {second.seconds:.1f} s{kind}.").replace("% ", " % ", 1)
+            f"{first.seconds:.1f} s against {second.seconds:.1f} s{kind}.").replace("% ", " % ", 1)
     return [*([accuracy] if not math.isnan(first.test_accuracy + second.test_accuracy) else []),
             *([time] if alike else [])]
 

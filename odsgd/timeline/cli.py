@@ -35,7 +35,6 @@ example:
   odsgd trace draw traces/ssgd traces/odsgd --iterations 8:12 -o timeline.png
 """
 
-
 HINT = "; `odsgd trace --help` says how"
 
 

@@ -15,7 +15,7 @@ from odsgd.tools import pyplot
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377")
 """In turn, one per iteration; apart for colour-blind readers, too."""
 GREY = "#777777"
-"""Of an exchange that belongs to no iteration."""
+"""The colour of an exchange that belongs to no iteration."""
 
 Iterations = Tuple[Optional[int], Optional[int]]
 """The first one, and the one before which a figure ends; None: the default."""
@@ -31,12 +31,12 @@ def figure(timelines: List[Timeline], iterations: Sequence[Iterations], file: Un
     rows = [2 * len(timeline.workers) for timeline in timelines]
     drawing, panels = plt.subplots(len(rows), 1, squeeze=False, figsize=(10, 0.9 * len(rows) + 0.42 * sum(rows)),
                                    gridspec_kw={"height_ratios": rows}, sharex=True)
-    ranges = [_range(timeline, its) for timeline, its in zip(timelines, iterations)]
-    extents = [_extent(timeline, *its) for timeline, its in zip(timelines, ranges)]
+    ranges = [_range(timeline, asked) for timeline, asked in zip(timelines, iterations)]
+    extents = [_extent(timeline, *shown) for timeline, shown in zip(timelines, ranges)]
     longest_s = max(end_s - begin_s for begin_s, end_s in extents)
-    for panel, timeline, its, (zero_s, _) in zip(panels[:, 0], timelines, ranges, extents):
+    for panel, timeline, shown, (zero_s, _) in zip(panels[:, 0], timelines, ranges, extents):
         _panel(panel, timeline, zero_s, longest_s)
-        panel.set_title(_title(timeline, shares(timeline, *its)), fontsize=10, loc="left")
+        panel.set_title(_title(timeline, shares(timeline, *shown)), fontsize=10, loc="left")
     panels[-1, 0].set_xlabel("ms")
     drawing.legend(handles=_legend(), loc="upper center", ncol=3, frameon=False, fontsize=9)
     drawing.tight_layout(rect=(0, 0, 1, 1 - 0.32 / drawing.get_figheight()))

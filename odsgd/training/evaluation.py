@@ -1,4 +1,4 @@
-"""The test of weights, all of it at once, or a batch at a time beside training.
+"""Evaluation of weights on the test set: all at once, or a batch at a time beside training.
 
 In an asynchronous job nobody stops for it: the worker that evaluates takes a copy of the global weights as its epoch
 ends (`Store.snapshot`), and shows them to the network for one batch of the test after each of its own iterations.
@@ -46,7 +46,7 @@ class Evaluator:
         self._run_log, self._take_over, self.untold = run_log, take_over, untold
         self.beside: Optional[Iterator[bool]] = None
         """The evaluation beside the training, batch by batch, while one is under way."""
-        self._sums = Sums()  # of it
+        self._sums = Sums()  # of that one
 
     @pulse.doing("evaluation")
     def evaluate(self) -> Dict[str, float]:
@@ -55,7 +55,7 @@ class Evaluator:
 
         In an asynchronous job no exchange makes them wait. They do it here, or else worker 0 would come back with
         weights that the others have long left behind, and its next gradient would be stale by a whole evaluation. If
-        the job loses it meanwhile, its successor evaluates.
+        the job loses worker 0 meanwhile, its successor evaluates.
         """
         while True:
             self._take_over()
@@ -71,7 +71,7 @@ class Evaluator:
                 return (told if self._run_log.silent else sums).named("test")
 
     def begin_beside(self, record: Dict[str, Any]) -> None:
-        """Evaluate the global weights of now beside the next epoch; the record of this epoch is told then."""
+        """Evaluate the global weights of now beside the next epoch; the record of this epoch is written after that."""
         snapshot = self._store.snapshot()
 
         def compute(xs: List[Any], ys: List[Any]) -> List[Any]:
@@ -93,8 +93,8 @@ class Evaluator:
             self.advance()
 
     def tell_untold(self, begin: Callable[[], None]) -> Dict[str, float]:
-        """Evaluate the checkpoint's weights for an epoch that is untold in the metrics, too. Collective; `begin` gets
-        the store ready for that. What the weights were found to be, if they were evaluated.
+        """Evaluate the checkpoint's weights for an epoch that is untold, unless the metrics have it. `begin` gets the
+        store ready for that. Returns loss and accuracy, if they were evaluated. Collective.
         """
         if self.untold is None:
             return {}

@@ -200,7 +200,7 @@ class Training:
                     self._checkpoint()
             self._close_epoch(epoch)
         if not self.schedule.place(self.store.iteration)[1]:  # else --iterations cuts it short, and it may go on
-            self.epoch_began = self.run_log.seconds()  # of the next one, which has this checkpoint
+            self.epoch_began = self.run_log.seconds()  # the time of the next epoch includes this checkpoint
         if self._checkpoint_due():
             self._checkpoint()
 
@@ -224,8 +224,8 @@ class Training:
             self._log_interval()
 
     def _evaluate_beside(self) -> None:
-        """Go on with the evaluation beside the training. Each waits for the other on the devices anyway; here they do,
-        too, so that it is known how long each takes.
+        """Go on with the evaluation beside the training. Each waits for the other on the devices anyway; we wait, too,
+        so that it is known how long each takes.
         """
         self._wait_for_weights()
         with self.measured.apart():
@@ -261,7 +261,7 @@ class Training:
     # --- the end of an epoch ------------------------------------------------------------------------------------------
 
     def _close_epoch(self, epoch: int) -> None:
-        """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
+        """Sum over the workers, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
 
         The epoch is over, and the clock stops, when the slowest worker is through. In an asynchronous job a worker
         waits for nobody before the end of the last epoch, and a record's times are its own.
@@ -335,9 +335,9 @@ class Training:
         return {**self.measured.record(self.measured.epoch), "seconds": self._epoch_seconds()}
 
     def _take_up_epoch(self, manifest: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-        """Go on with the epoch that was under way; the record of one that is over and not yet told.
+        """Go on with the epoch that was under way; returns the record of one that is over and not yet told.
 
-        It counts as over where too few of its examples are left for all workers of now.
+        It counts as over if too few of its examples are left for all workers of now.
         """
         so_far = manifest.get("epoch_so_far")
         if so_far and self.schedule.place(self.store.iteration)[0] >= so_far["epoch"]:
@@ -378,7 +378,7 @@ class Training:
         return manifest, warnings
 
     def _check_empty(self) -> None:
-        """ConfigError rather than mix with a run that is there."""
+        """ConfigError if the folder, or the second place, has checkpoints of another run."""
         there = manifests.complete(self.folder)
         if there:
             raise ConfigError(f"`{self.folder.parent}` holds a run with checkpoints up to iteration {there[-1]}; go on "

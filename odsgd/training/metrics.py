@@ -102,8 +102,8 @@ class Clock:
 
 @dataclasses.dataclass
 class Interval:
-    """The iterations from one reading of the clocks on, and what they counted; `of_all` workers of a virtual cluster
-    had done so many by then.
+    """The clocks where an interval of iterations begins, and what these counted. `of_all`: how many iterations all
+    workers of a virtual cluster together had done by then.
     """
 
     iteration: int
@@ -137,7 +137,7 @@ class Measurements:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Inside, the clock of an asynchronous job goes on, but the time is none of this worker's iterations."""
+        """Inside, the clock of an asynchronous job goes on, but its time counts for no iteration of this worker."""
         began_s = self.clock.read()
         yield
         self._apart_s += self.clock.read() - began_s
@@ -150,7 +150,7 @@ class Measurements:
         return Interval(self._store.iteration, self._own_s(), self.virtual_s(), self._of_all(), self._store.waited_s)
 
     def _after(self, before: Interval) -> Interval:
-        """A new interval. What a sample of waiting stands for beyond the time of the one `before` counts in this."""
+        """A new interval. Waiting is sampled: what exceeds the time of the interval `before` counts in this one."""
         new = self._from_here()
         new.waited_s -= beyond(new.waited_s - before.waited_s, new.own_s - before.own_s)
         return new
@@ -175,7 +175,7 @@ class Measurements:
         """Numbers of an interval that ends here, as interval and epoch records have them."""
         done = self._store.iteration
         iterations, seconds = done - interval.iteration, self._own_s() - interval.own_s
-        waited_s = min(self._store.waited_s - interval.waited_s, seconds)  # of a sample, so it may come to more
+        waited_s = min(self._store.waited_s - interval.waited_s, seconds)  # sampled, so it may come to more
         present = self._store.num_workers - len(environment.absent_workers())
         lr, lr_local = self._schedule.rates(done - 1)
         follows = lr if self._config.steps_locally else None
@@ -224,7 +224,7 @@ class StalenessReader:
         return {"staleness_mean": mean(self.arrived), "updates_per_s": _speed(before, self._last)}
 
     def result(self) -> Dict[str, Any]:
-        """All that was counted, for a JSON file; after a resume of the whole run, but the speed of what came since.
+        """All that was counted, for a JSON file: of the whole run, but the speed only of what came since a resume.
 
         `lost_workers`: those without whom the job has gone on (`--on-worker-loss continue`); what they pushed counts.
         """

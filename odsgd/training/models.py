@@ -257,7 +257,7 @@ def sasgd_cnn(classes: int) -> List[Any]:
 
 def vgg_f(classes: int) -> List[Any]:
     """VGG-F (CNN-F of Chatfield et al., BMVC 2014) as MatConvNet, which the paper used, makes it with batch
-    normalization: behind every layer but the last, and in place of response normalization and dropout.
+    normalization: after every layer but the last, and in place of response normalization and dropout.
     """
     layers: List[Any] = []
     for channels, size, stride, padding, pooled in ((64, 11, 4, 0, True), (256, 5, 1, 2, True), (256, 3, 1, 1, False),

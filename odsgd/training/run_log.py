@@ -41,11 +41,11 @@ ON_BOARD = {
 """Numbers of a record by their names on the board."""
 
 UNUSED = (": null", ": []", ": {}")
-"""How an option ends in YAML that this run has no use for; config.yaml has these, too."""
+"""How the lines of options that this run does not use end in YAML: config.yaml has them, the output has not."""
 
 
 class RunLog:
-    """The lines and the files of a run, which begins with `iteration` of `total`; of a silent worker, neither."""
+    """The lines and the files of a run, which begins with `iteration` of `total`; a silent worker has neither."""
 
     def __init__(self, config: TrainConfig, silent: bool, iteration: int, total: int) -> None:
         self._config, self._iteration, self._total, self._began = config, iteration, total, time.perf_counter()
@@ -112,7 +112,7 @@ class RunLog:
         self.warn(f"worker {worker_rank} goes on with evaluating and writing, in the place of a lost one")
 
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return time.perf_counter() - self._began
 
     def start(self, num_workers: int, batches_per_epoch: int, num_parameters: int, contexts: List[Any],

@@ -33,7 +33,7 @@ class Schedule:
     """The epoch and the learning rates of each iteration, and what is due after it. Iterations count from 0.
 
     `progress` : how an earlier number of workers has divided the epochs
-    `scaling` : the factor of lr while workers are missing, of `most_workers`
+    `scaling` : the factor of lr while there are fewer workers than `most_workers`
     """
 
     def __init__(self, config: TrainConfig, batches_per_epoch: int, num_workers: int) -> None:
@@ -66,7 +66,7 @@ class Schedule:
         return lr * self.scaling, config.lr_local * self._decay(steps if own is None else own, t)
 
     def _begin(self, span: TrainingLength) -> int:
-        """Where a span of so many iterations, or epochs, from the first on begins, counted as `progress` does."""
+        """Where a span from the first iteration, or the first epoch, on begins in the `t` of `rates`."""
         return self.progress.ahead if span.unit == "iterations" else 0
 
     def _decay(self, step_epochs: Sequence[int], t: int) -> float:

@@ -1,4 +1,4 @@
-"""How long the passes of each worker take, and processors, servers, links and rings for each bucket; which links a
+"""How long each worker's passes take; what each bucket takes of processors, servers, links and rings; which links a
 message passes.
 """
 import functools
@@ -45,7 +45,7 @@ class PassTimes:
         self._whole = sum(backward)
 
     def mean(self, of_slowest: bool) -> float:
-        """Nanoseconds of both passes on average: of the slowest worker, or of all, each as often as it is through."""
+        """Nanoseconds of both passes on average: of the slowest worker, or over the iterations of all workers."""
         slowness = max(self._slowness) if of_slowest else self._workers / sum(1 / slow for slow in self._slowness)
         draws = self._compute.draws
         pause = ns(draws.values[1]) / draws.values[0] if draws.kind == "pauses" else 0
@@ -67,8 +67,8 @@ class PassTimes:
         return [compute.forward * share for share in shares], [(1 - compute.forward) * share for share in shares]
 
     def times(self, m: int, t: int, free: int, weights: Sequence[int]) -> Tuple[int, int, List[int], int]:
-        """Of a worker that is `free` then: when the forward pass begins, when the backward pass does, when each
-        bucket's gradients are there, and when both passes are over.
+        """When worker `m`, free at `free`, begins the forward pass, and the backward pass; when each bucket's gradients
+        are there; and when both passes are over. `weights`: when each bucket's weights are there.
         """
         factor, pause = self._draws(t)[m]
         factor, time = factor * self._slowness[m], free
@@ -156,7 +156,7 @@ def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str, slower: floa
     coded = 2 * cluster.codecs.get(codec_name, 0.0) + cluster.worker.gather
     host = slower * (cluster.worker.message + coded * WIRE_DTYPE.itemsize * block / 1e6)
     hops, latency = 2 * (p - 1), slower * max(link.latency for link in links)
-    not_added = slower * cluster.worker.gather * WIRE_DTYPE.itemsize * block / 2e6  # what is whole is passed on
+    not_added = slower * cluster.worker.gather * WIRE_DTYPE.itemsize * block / 2e6  # half of the hops only pass on
     return ns(hops * max(transfer, host)), ns(hops * latency), ns(hops * (host - not_added))
 
 
@@ -189,7 +189,7 @@ class Links:
         self.busy = [busy[kind] for kind in kinds]
         self.free = [0] * len(kinds)  # when each link is
         per_byte = cluster.links.processor / 1e6
-        self.sent = [ns(per_byte * n) for n in pushes]
+        self.sent = [ns(per_byte * n) for n in pushes]  # what a push, or a sum, takes of all hosts' processors together
         blocks = [there.nbytes(-(-bucket.size // cluster.workers)) for bucket in buckets]
         self.summed = [ns(per_byte * 2 * (cluster.workers - 1) * cluster.workers * n) for n in blocks]
         self._ways: Dict[Tuple[int, int], Tuple[List[int], int]] = {}

@@ -8,7 +8,7 @@
 
 docs/how-to/virtual.md lists all keys. Hosts are called after what runs on them: ``worker0`` …, ``server0`` …; servers
 that stand beside workers have no host of their own. Times are written 200ms, 50us, 0.2s; rates 954mbit, 1gbit.
-Nothing here imports MXNet or makes anything, so that a wrong file is told before a run begins.
+Nothing here imports MXNet or makes anything, so that a wrong file is refused before a run begins.
 """
 import dataclasses
 import json

@@ -1,15 +1,15 @@
-"""What a method asks of what holds the weights in each iteration, found out by letting its own file do it once.
+"""What a method asks of the holder of the weights in each iteration, found out by running the method's own lines once.
 
 A worker's lines run here on arrays of one element, with a holder that only writes down what it is asked for, in the
-order in which it is asked. Of a bucket and an iteration comes
+order in which it is asked. This gives, for a bucket and an iteration, a list of
 
-    exchange n, behind    the bucket's nth question leaves: a push and its answer, once those `behind` it are answered
+    exchange n, behind    the bucket's nth question, a push, leaves once the questions in `behind` are answered
     fetch n               the same without a gradient
     sum n                 the bucket's nth sum over the workers begins; `update`: and U follows it, on every worker
     await n               what follows needs the answer
     step                  an optimizer runs on the worker
 
-All workers run the same lines, so one program serves all whose turns come alike; times are no part of it.
+All workers run the same lines, so one program serves all that ask in the same iterations. A program has no times.
 """
 from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
@@ -42,7 +42,7 @@ Program = List[List[Op]]
 class Programs:
     """The programs of workers whose turns come alike, iteration after iteration.
 
-    The first iteration asked for is the first that is let run; what a resumed job asked for before has been answered.
+    The first iteration asked for is the first that is run; what a resumed job asked for before it has been answered.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def _nbytes(bucket: Bucket) -> int:
 
 
 class _Answer(Pending):
-    """An answer; the first time that it is read counts. `question`: the bucket and the number of what it answers."""
+    """An answer, whose first reading is recorded. `question`: the bucket and the number of the question."""
 
     def __init__(self, recorder: ProgramRecorder, question: Tuple[int, int], nbytes: int, array: Array) -> None:
         super().__init__(array)
@@ -162,7 +162,7 @@ class _Answer(Pending):
 
 
 class _Stepped(Update):
-    """An optimizer on the worker; only that it ran counts."""
+    """An optimizer on the worker, of which only that it runs is recorded."""
 
     def __init__(self, recorder: ProgramRecorder) -> None:
         self._recorder = recorder

@@ -75,7 +75,7 @@ class WorkerTimes:
 
     def __init__(self, rank: int, lanes: List[LaneTimes]) -> None:
         self.rank, self.lanes = rank, lanes
-        self.begun: Deque[int] = collections.deque()  # iterations to carry out; the first one is on
+        self.begun: Deque[int] = collections.deque()  # iterations to carry out; the first one is under way
         self.program: Program = []            # of that one
         self.grads: List[int] = []            # by bucket: when its gradients are there
         self.busy = 0                         # lanes that have not ended
@@ -128,7 +128,7 @@ class Simulation:
         self._events: List[Event] = []  # a heap
         self._now = 0
         self._until: float = 0  # events that may be carried out are earlier
-        self._pauses = False    # when a question has reached an asynchronous server's rule
+        self._pauses = False    # whether to pause when a question has reached an asynchronous server's rule
 
     # --- what the workers tell and ask ------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Simulation:
         return self._carry_out()
 
     def _carry_out(self) -> bool:
-        """Carry out what is earlier than `_until`, which events may bring nearer; whether anything was."""
+        """Carry out all events before `_until`, which events may bring nearer; returns whether there were any."""
         do = [self._start, self._begin_lane, self._pass, self._handle, self._answer, self._sum, self._answered]
         events, moved = self._events, False
         while events and events[0][0] < self._until:
@@ -238,7 +238,7 @@ class Simulation:
                 time = arrived if arrived > time else time
             elif what == "step":
                 time = self._arrays(worker, "local update", b, time, self.costs.step[b])
-            elif lane.held or not self._left(worker, lane, op, time):
+            elif lane.held or not self._try_to_send(worker, lane, op, time):
                 lane.held.append((op, time))
         lane.ops = ()
         worker.weights[b] = self._arrays(worker, "scatter", b, time, self.costs.scatter[b])
@@ -259,7 +259,7 @@ class Simulation:
             self._open.add(m)
             self._until = min(self._until, self.ready(m))
 
-    def _left(self, worker: WorkerTimes, lane: LaneTimes, op: Op, time: int) -> bool:
+    def _try_to_send(self, worker: WorkerTimes, lane: LaneTimes, op: Op, time: int) -> bool:
         """Send a question, or a part of a sum, unless it waits for answers. Returns whether it left."""
         if op.what == "sum":
             self._send(worker, lane, time, op)
@@ -300,15 +300,15 @@ class Simulation:
             lane.before.pop(lane.answered - 16, None)
         if worker.behind:
             for b in worker.behind.pop((lane.b, lane.answered), ()):
-                self._leave(worker, worker.lanes[b])
+                self._send_held(worker, worker.lanes[b])
         if lane.held:
-            self._leave(worker, lane)
+            self._send_held(worker, lane)
         if lane.ops:
             self._go_on(worker, lane)
 
-    def _leave(self, worker: WorkerTimes, lane: LaneTimes) -> None:
-        """Send the questions of a lane that may leave."""
-        while lane.held and self._left(worker, lane, *lane.held[0]):
+    def _send_held(self, worker: WorkerTimes, lane: LaneTimes) -> None:
+        """Send the questions of a lane that may leave now."""
+        while lane.held and self._try_to_send(worker, lane, *lane.held[0]):
             del lane.held[0]
 
     # --- links and servers ------------------------------------------------------------------------------------------

@@ -31,9 +31,10 @@ class TracedSimulation(Simulation):
         self._traces = [trace("worker", m, m) for m in range(cluster.workers)]
         serving = range(0 if self._ring else cluster.servers)
         self._serving = [trace("server", rank, cluster.host_of_server(rank)) for rank in serving]
-        self._first: Dict[int, int] = {}  # iteration of each worker, which a run that goes on does not begin with 1
-        self._waited: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # worker, bucket
-        self._asked: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # when: iterations
+        self._first: Dict[int, int] = {}  # each worker's first iteration here; in a resumed run it is not 1
+        # By worker and bucket, for questions on their way: when each was asked, and in which iteration.
+        self._asked_at: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)
+        self._asked_in: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)
 
     def _bar(self, trace: Trace, stage: str, b: int, began: int, ended: int, **more: int) -> None:
         bucket = self.buckets[b]
@@ -49,7 +50,7 @@ class TracedSimulation(Simulation):
         self._traces[m].add("compute", "forward", began / NS, turned / NS, iteration=counted)
         self._traces[m].add("compute", "backward", turned / NS, over / NS, iteration=counted)
         for b, ops in enumerate(worker.program):
-            self._asked[m, b].extend(counted for op in ops if op.what not in ("step", "await"))
+            self._asked_in[m, b].extend(counted for op in ops if op.what not in ("step", "await"))
 
     def _arrays(self, worker: WorkerTimes, stage: str, b: int, time: int, cost: int) -> int:
         over = super()._arrays(worker, stage, b, time, cost)
@@ -57,13 +58,13 @@ class TracedSimulation(Simulation):
         return over
 
     def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, op: Op) -> None:
-        self._waited[worker.rank, lane.b].append(time)
+        self._asked_at[worker.rank, lane.b].append(time)
         super()._send(worker, lane, time, op)
 
     def _answered(self, time: int, m: int, b: int, number: int, update: int) -> None:
         there = max(time, self._workers[m].messages_free) + self.costs.message
-        self._bar(self._traces[m], "exchange", b, self._waited[m, b].popleft(), there,
-                  iteration=self._asked[m, b].popleft())
+        self._bar(self._traces[m], "exchange", b, self._asked_at[m, b].popleft(), there,
+                  iteration=self._asked_in[m, b].popleft())
         super()._answered(time, m, b, number, update)
 
     def _handle(self, time: int, m: int, b: int, number: int, end: int) -> None:

@@ -68,7 +68,7 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
         bounds = loads(job, range(warm_up + 1, warm_up + period + 1))
         iteration = iteration_s(job, warm_up + counted, warm_up, period)
         orders = job.order.values()
-        taus = (of_rounds(orders, every[0], job.quorum, cluster.workers, warm_up) if job.quorum else
+        taus = (staleness_of_rounds(orders, every[0], job.quorum, cluster.workers, warm_up) if job.quorum else
                 staleness(orders, every, averaged, warm_up))
         return Pace(iteration, taus, bounds)
 
@@ -113,9 +113,9 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
 
 
 def iteration_s(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> float:
-    """Seconds of an iteration: let every worker carry out so many; one that waits for nobody goes on until all have.
+    """Seconds of an iteration, from a run of so many by each worker; if nobody waits, all go on until the last is done.
 
-    What counts is a multiple of `period` of each worker, and in an asynchronous job while all are at work and warm.
+    Of each worker's a multiple of `period` counts, in an asynchronous job only while all are at work and warm.
     """
     over: List[List[float]] = [[0.0] for _ in range(simulation.num_workers)]
     running = simulation.num_workers
@@ -125,7 +125,7 @@ def iteration_s(simulation: Simulation, iterations: int, warm_up: int = 0, perio
         over[m].append(simulation.ready(m) / NS)
         running -= len(over[m]) == iterations + 1
         if len(over[m]) > iterations:
-            _rate(over[m][-1 - iterations:], iterations)  # so that nobody goes on and on while time stands still
+            _rate(over[m][-1 - iterations:], iterations)  # raises if time stands still: this would never end
         if running and not simulation.synchronous:
             simulation.begin(m, len(over[m]) + 1)
             simulation.rest(m)
@@ -179,7 +179,8 @@ def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged:
     return dict(sorted(taus.items()))
 
 
-def of_rounds(orders: Iterable[Sequence[int]], every: int, quorum: int, workers: int, warm_up: int) -> Dict[int, int]:
+def staleness_of_rounds(orders: Iterable[Sequence[int]], every: int, quorum: int, workers: int, warm_up: int
+                        ) -> Dict[int, int]:
     """The same where servers have rounds (`kvstore.methods.quorum`): of a worker's questions each second one fetches,
     and ends its round if that has its quorum. A round of all workers ends at once.
 
@@ -240,7 +241,7 @@ def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
 
 
 def _counts(programs: Programs, iterations: Sequence[int]) -> List[Dict[str, int]]:
-    """Of each bucket, how often a worker does what; `update`: sums that U follows."""
+    """How often a worker carries out each kind of op, by bucket; `update`: sums that U follows."""
     programs.of(1)
     return [collections.Counter(what for ops in of_bucket for op in ops for what in [op.what] + ["update"] * op.update)
             for of_bucket in zip(*map(programs.of, iterations))]
@@ -272,8 +273,7 @@ def _links(job: Simulation, alike: Sequence[Sequence[int]], each: Sequence[Seque
 
 
 def _sending(job: Simulation, ranks: Sequence[int], asked: Sequence[int], sums: Sequence[int]) -> int:
-    """How long all hosts' processors send and receive for these workers, by each bucket's number of questions and sums.
-    """
+    """How long all hosts' processors send and receive for these workers. `asked`, `sums`: how many, by bucket."""
     hosts = [job.cluster.host_of_server(bucket.server_rank) for bucket in job.buckets]
     away = [len(ranks) - (host in ranks) for host in hosts]
     return sum(2 * questions * there * sent + count * summed for questions, there, sent, count, summed

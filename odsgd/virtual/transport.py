@@ -4,10 +4,10 @@
     stage.run(train)                         called once per worker, with its transport
     stage.run(train, stage.ring_worker)      without servers
 
-A worker's thread runs ahead of the virtual time until it reads an answer of an asynchronous server. That one is made,
+A worker's thread runs ahead of the virtual time until it reads an answer of an asynchronous server. The answer is made,
 with the real arrays, when the simulation lets the question reach the bucket's rule, after all that came there before.
-So the gradients of several workers are computed at a time, and no bit depends on it. A worker's buckets wait each for
-itself, in a coroutine (greenlet): what one server is asked first may reach its rule last.
+So the gradients of several workers are computed at a time, and no bit depends on it. Each bucket of a worker waits by
+itself, in a coroutine (greenlet): the question that is asked first may reach its rule last.
 """
 import collections
 from pathlib import Path
@@ -93,8 +93,7 @@ class VirtualStage(Stage):
         self.simulation.begin(worker_rank, t)
 
     def asks(self, worker_rank: int, bucket_id: int, what: str) -> None:
-        """A worker's question is next, or nothing: in an iteration what its program has, by which its times are found.
-        """
+        """ConfigError if an iteration does not ask next for what its program has, by which its times are found."""
         if not self._iterating[worker_rank]:
             return
         due = next(self._due[worker_rank][bucket_id], NOTHING)
@@ -245,7 +244,7 @@ class VirtualSession(Session):
         seen = -1
 
         def some_ready() -> bool:
-            """Asked for each answer that any worker gets, while hundreds of buckets wait, for those to this one."""
+            """Look at the buckets, which may be hundreds, only when this worker has got another answer."""
             nonlocal seen
             answered = self.transport.stage.answered[self.transport.worker_rank]
             if seen == answered:
@@ -264,7 +263,7 @@ class VirtualSession(Session):
 
 
 class _Waiting(NamedTuple):
-    """A bucket, whether it can go on, and what it waits for, in words."""
+    """A bucket's coroutine, whether it can go on, and what it waits for, in words."""
 
     bucket: greenlet
     ready: Callable[[], bool]
@@ -272,7 +271,7 @@ class _Waiting(NamedTuple):
 
 
 def _until_it_waits(bucket: greenlet, *values: Any) -> List[_Waiting]:
-    """Go on with a bucket, until it is done (then nothing comes back) or waits (`VirtualStage.wait_until`)."""
+    """Go on with a bucket until it waits (`VirtualStage.wait_until`), or is done: then the list is empty."""
     asked = bucket.switch(*values)
     return [] if bucket.dead else [_Waiting(bucket, *asked)]
 
@@ -307,7 +306,7 @@ class VirtualWorker(_OnStage, InProcess):
 
     def plan(self, parameters: Sequence[Parameter], traffic: TrafficSettings) -> List[Bucket]:
         if 1 < traffic.quorum == self.num_workers:
-            raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
+            raise ConfigError(f"quorum is the number of workers ({traffic.quorum}); with cluster it has to be smaller")
         self._synchronous = not traffic.asynchronous
         cluster = self.stage.cluster
         return on_servers(parameters, traffic, self.stage.keys[self.worker_rank], cluster.workers, cluster.round_pace)
@@ -317,11 +316,11 @@ class VirtualWorker(_OnStage, InProcess):
         return super().room(bucket)
 
     def rest(self) -> None:
-        """Its place in virtual time would be that of the meeting, where nobody sends any more."""
+        """Nothing: in virtual time it would take place when all workers meet, and then nobody sends any more."""
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         """Time goes on when a worker reads an answer, or is done with its iteration. So no push of an asynchronous job
-        waits here for the answer to the one before, as those of `downpour` need not that fetches more rarely.
+        waits here for the answer to the one before; `downpour` may fetch so rarely that it never reads that one.
         """
         self.stage.asks(self.worker_rank, bucket.id, "exchange")
         if self._synchronous:
@@ -337,7 +336,7 @@ class VirtualWorker(_OnStage, InProcess):
         return super().fetch(bucket, after, end_round, looks)
 
     def _make_room(self, bucket: Bucket) -> None:
-        """The next message of this bucket has an array that holds no other one."""
+        """Give the bucket's next message an array that holds no unanswered one; ConfigError if there are too many."""
         asked = self._unanswered[bucket.id]
         while asked and asked[0].arrived:
             asked.popleft()

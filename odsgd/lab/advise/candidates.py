@@ -14,8 +14,6 @@ from odsgd.virtual.description import Quantity, VirtualCluster
 NOTHING = 0.01
 """A smaller gain counts as nothing."""
 
-ORDINALS = {1: "one server", 2: "a second server", 3: "a third server", 4: "a fourth server"}
-
 
 def candidates(config: AdviseConfig, workers: int, codecs: Sequence[str] = ("none",)) -> List[System]:
     """Every store on every transport, with every number of servers, codec (both ways) and T that it can have."""
@@ -98,11 +96,11 @@ def _apart_from(system: System, what: str) -> object:
 def _servers(system: System) -> str:
     if system.servers == AUTO:
         return "a server beside every worker"
-    return ORDINALS.get(system.extra_hosts(), f"servers, {system.servers} of them,")
+    return f"taking {system.servers} server{'s' * (system.servers != '1')}"
 
 
 def faster(cluster: VirtualCluster) -> Dict[str, VirtualCluster]:
-    """What could be twice as fast, and the cluster where it is."""
+    """By what is twice as fast, in words: the cluster where it is."""
     def linked(by: float, name: str) -> VirtualCluster:
         hosts = {label: _multiplied(link, by, name) for label, link in cluster.hosts.items()}
         return dataclasses.replace(cluster, links=_multiplied(cluster.links, by, name), hosts=hosts)

@@ -70,13 +70,13 @@ def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Predictio
 
     said_at = -math.inf
 
-    def told(done: int, of: int, found: str) -> None:
+    def show_progress(done: int, of: int, found: str) -> None:
         nonlocal said_at
         if of and (sys.stderr.isatty() or time.monotonic() - said_at >= SAY_EVERY_S):
             said_at = time.monotonic()
             say(f"{workers} workers: {done} of {of} simulations{found}")
 
-    oracle.prepare(systems, workers, told)
+    oracle.prepare(systems, workers, show_progress)
     say("")
     found = sorted((oracle.predict(system, workers) for system in systems), key=lambda one: one.iteration_s)
     tied = sum(one.iteration_s <= found[0].iteration_s * (1 + TIE) for one in found)

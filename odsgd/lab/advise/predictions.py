@@ -1,6 +1,6 @@
 """The prediction for a system on a cluster: the simulation's times, and what follows from its programs.
 
-Memory is counted in arrays of the model's size that a store adds, on its own worker and rule, made for one number.
+Memory is counted in arrays of the model's size that a store adds, on a worker and a rule of its own for one float.
 Besides what a method declares, a worker has per bucket
 
     servers    two buffers in turn; the gathered gradient where the method reads it after its exchange
@@ -37,7 +37,7 @@ their first ones together, queue for the servers, and so drift apart.
 ITERATIONS, OF_ALL = (4, 10), 64
 """How many iterations of a worker count, at least and at most; and how many of all workers together in between."""
 MUCH = 300
-"""Workers of all simulations together for which processes are worth their start."""
+"""If all simulations together have more workers, it is worth while to start processes for them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Prediction:
     iteration_s : of a worker, mean
     staleness : tau -> pushes
     worker_nbytes, servers_nbytes : what it adds to the memory of a worker; what all servers have together
-    loads : resource -> seconds per iteration that it is at work, where all workers go through as many
+    loads : resource -> seconds per iteration that it is at work, where all workers go through equally many
     """
 
     system: System
@@ -101,22 +101,22 @@ class Oracle:
         alone = VirtualCluster(workers=1, compute=dataclasses.replace(compute, speeds={0: speed}))
         return PassTimes(alone, [], self.parameters).mean(of_slowest=True) / NS
 
-    def prepare(self, systems: Sequence[System], workers: int, told: Callable[[int, int, str], None]) -> None:
+    def prepare(self, systems: Sequence[System], workers: int, show_progress: Callable[[int, int, str], None]) -> None:
         """Simulate what these need, on all cores where that is much.
 
-        `told`: how many are through, of how many, and what came of the last.
+        `show_progress` is given how many are through, of how many, and what came of the last.
         """
         asked = [(self._question(_Job(system, workers, len(self.parameters))), system) for system in systems]
         questions = {key: arguments for (key, arguments), _ in asked if key not in self._paces}
         named = {key: system.label for (key, _), system in reversed(asked)}
         with contextlib.ExitStack() as stack:
             one_by_one: Any = map
-            told(0, len(questions), "")
+            show_progress(0, len(questions), "")
             if workers * len(questions) > MUCH:
                 one_by_one = stack.enter_context(multiprocessing.get_context("spawn").Pool()).imap
             for number, (key, pace) in enumerate(zip(questions, one_by_one(_simulated, questions.values())), start=1):
                 self._paces[key] = pace
-                told(number, len(questions), f"; {named[key]}: {1000 * pace.iteration:.0f} ms")
+                show_progress(number, len(questions), f"; {named[key]}: {1000 * pace.iteration:.0f} ms")
 
     def predict(self, system: System, workers: int) -> Prediction:
         job = _Job(system, workers, len(self.parameters))

@@ -101,7 +101,7 @@ def sentences(advice: Advice) -> List[str]:
 
 
 def _which(stretch: float) -> str:
-    """Which methods learned soonest where links were about as slow; `stretch`: SSGD's iteration over its computing."""
+    """Which methods learned soonest on links about as slow; `stretch`: SSGD's iteration over its computing."""
     rate = alike(stretch)
     seconds = ", ".join(f"{store} {after:g} s" for store, after in LINKS[rate]["seconds"].items())
     return (f"Which method: SSGD takes {stretch:.3g} times as long as it computes; where it took "

@@ -28,7 +28,6 @@ the measured goodput B (`odsgd/lab/bench/results.py`); share: limit / iteration.
 without using a core, and the gradients appear over T_cop, last layer first, as they have elements. T_cop 0: the
 exchange alone."""
 
-
 CHANGED = "*Measured with changes to the source that no commit has: nobody can measure exactly this again.*"
 _HOROVOD = "import horovod, mxnet, numpy; print(horovod.__version__, 'on MXNet', mxnet.__version__)"
 

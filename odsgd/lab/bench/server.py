@@ -17,7 +17,7 @@ EVERY_S = 0.1
 
 
 def note_usage() -> None:
-    """Never ends."""
+    """Write the usage now and then; never returns."""
     path = os.path.join(os.environ["ODSGD_BENCH_FOLDER"], "server-" + os.environ["ODSGD_SERVER_RANK"])
     with open(path, "w", encoding="utf-8") as file:
         while True:

@@ -87,7 +87,7 @@ def measure(call: Callable[[torch.Tensor], torch.Tensor], optimizer: Any, stint:
 
 
 def wrapped(model: Model, name: str, options: Dict[str, Any]) -> Tuple[Any, Any]:
-    """What to call and its optimizer, DistributedDataParallel's or of a store of ours."""
+    """The model to call, and its optimizer: with DistributedDataParallel, or of a store of ours."""
     if name == DDP:
         parallel = torch.nn.parallel.DistributedDataParallel(model, **options)
         return parallel, torch.optim.SGD(parallel.parameters(), LR, MOMENTUM)

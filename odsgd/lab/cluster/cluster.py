@@ -79,7 +79,7 @@ class Cluster:
         """A cluster that is up."""
         check_machine()
         cluster = cls(_checked(name))
-        if not cluster._init():
+        if not cluster._init_pid():
             known = [other for other, is_up in clusters().items() if is_up]
             raise unknown("cluster", name, known) if known else ConfigError(
                 f"cluster `{name}` is not up, nor is any other; bring it up with `odsgd cluster up --name {name}`")
@@ -133,7 +133,7 @@ class Cluster:
         directory = str(options.pop("cwd", None) or os.getcwd())
         if host is not None:
             words = [self.variables["ODSGD_SSH"], self.hosts[host], boot.on_host(directory, env or {}, words)]
-        init = self._init()
+        init = self._init_pid()
         if not init:
             raise ConfigError(f"cluster `{self.name}` is not up any more")
         with _children_in(init):
@@ -191,8 +191,8 @@ class Cluster:
         ssh.write_text(boot.ssh_script(self.name, network, {host: int(pids[host]) for host in sorted(pids)}))
         ssh.chmod(0o755)
 
-    def _init(self) -> Optional[int]:
-        """The cluster's first process, if it lives; its start time tells it from a later one with the same number."""
+    def _init_pid(self) -> Optional[int]:
+        """The pid of the cluster's first process, if it lives; the start time tells it from a later one of that pid."""
         try:
             pid, started = (self.folder / "init").read_text(encoding="ascii").split()
         except (OSError, ValueError):
@@ -201,12 +201,12 @@ class Cluster:
 
     def _end(self) -> None:
         self._hang_up()
-        init = self._init()
+        init = self._init_pid()
         with contextlib.suppress(ProcessLookupError):  # once hung up it may end by itself
             if init:
                 os.kill(init, signal.SIGKILL)
         deadline = time.monotonic() + DOWN_WITHIN_S
-        while self._init():
+        while self._init_pid():
             for command in self._commands:
                 command.poll()  # the namespace does not end before its last zombie, and these are ours to bury
             if time.monotonic() > deadline:
@@ -226,11 +226,11 @@ class Cluster:
 def clusters() -> Dict[str, bool]:
     """The clusters of this machine by name, and whether each is up; of one that is not a crash has left the folder."""
     folders = sorted(entry.name for entry in FOLDER.iterdir() if entry.is_dir()) if FOLDER.is_dir() else []
-    return {name: Cluster(name)._init() is not None for name in folders}
+    return {name: Cluster(name)._init_pid() is not None for name in folders}
 
 
 def _answers(said: IO[bytes], words: Sequence[str]) -> Iterator[str]:
-    """From the output of the head's script, while the cluster comes up: the rests of lines that begin with `words`."""
+    """While the cluster comes up: what the head's script prints after each of these words, one after the other."""
     deadline, complaint = time.monotonic() + UP_WITHIN_S, ""
     for word in words:
         first = rest = ""

@@ -1,8 +1,8 @@
 """Bytes of TCP per second: run on two hosts, ``goodput.py SECONDS`` and ``goodput.py SECONDS ADDRESS PORT``.
 
 The first prints its port, and in the end each prints the bytes per second that it has received. Both send all the
-while, each on a connection of its own, as ps-lite does. On its own feet, so that it starts fast: only the standard
-library, not even this package.
+while, each on a connection of its own, as ps-lite does. It imports only the standard library, not even this package,
+so that it starts fast.
 """
 import contextlib
 import socket
@@ -45,7 +45,7 @@ def received(connection: socket.socket, seconds: float) -> float:
 
 
 def both_ways(listener: Optional[socket.socket], address: Tuple[str, int], seconds: float) -> float:
-    """Bytes per second received while sending, to who comes to the `listener`, or without one to who has `address`."""
+    """Bytes per second received while sending, with whoever calls the `listener`, or without one with `address`."""
     if listener:
         listener.settimeout(30)
         sending = listener.accept()[0]

@@ -44,7 +44,7 @@ def link_rates(hosts: int, rate: Optional[str], rates: Mapping[int, str]) -> Lis
         if not 0 <= index < hosts:
             raise ConfigError(f"--host-rate {index}={slower}: there is no host {index}; with --hosts {hosts} they are "
                               f"0 to {hosts - 1}")
-        links[index] = parse_rate(slower, f"--host-rate {index}=")
+        links[index] = parse_rate(slower, f"--host-rate of host {index}:")
     return links
 
 
@@ -65,7 +65,10 @@ def described(path: str) -> Dict[int, str]:
     if cluster.racks is not None:
         raise ConfigError(f"`{path}`: racks: an emulated cluster has one switch; leave them out")
     hosts = range(min(len(cluster.host_names()), MOST_HOSTS + 1))
-    return {host: f"{8 * cluster.link(host).goodput / PAYLOAD / 1e6:.6g}mbit" for host in hosts}
+    rates = {host: f"{8 * cluster.link(host).goodput / PAYLOAD / 1e6:.6g}mbit" for host in hosts}
+    for name, rate in zip(cluster.host_names(), rates.values()):
+        parse_rate(rate, f"`{path}`: link of {name}:")  # complains
+    return rates
 
 
 def segment(rate: Optional[int]) -> int:

@@ -2,7 +2,7 @@
 
 MXNet's engine says so: an operation that writes a layer's weights runs when the forward pass has read them, and one
 that reads its gradient when that is there. Such operations hold the passes up themselves, so other iterations, without
-them, say how long the whole takes; the layers share that as they have shares of the first ones.
+them, say how long the whole takes, and the layers' times are scaled to that.
 """
 import itertools
 import math
@@ -32,7 +32,7 @@ class Network:
         self._batches = itertools.chain.from_iterable(map(self._training.data.train, itertools.count()))
 
     def _queue(self, looked_at: bool) -> Tuple[List[Instant], List[Instant]]:
-        """One iteration; when the passes were through with each layer, where `looked_at` asks for it."""
+        """Queue an iteration; returns when both passes were through with each layer, or only when it was over."""
         xs, ys = next(self._batches)
         with mx.autograd.record():
             losses = [self._training.passes.loss(self._training.net(x), y) for x, y in zip(xs, ys)]
@@ -68,7 +68,7 @@ def _of_layers(before: Asked, asked: Asked) -> List[Tuple[float, float]]:
     """What each layer took, of an iteration that followed another."""
     begin = max(one.wait(LATE_S) for one in before[1])
     ends = (one.wait(LATE_S) for one in (*asked[0], *reversed(asked[1])))
-    over = list(itertools.accumulate([begin, *ends], max))  # with no layer through before the one before it
+    over = list(itertools.accumulate([begin, *ends], max))  # so that no layer ends before the one before it
     took = [after - before for before, after in zip(over, over[1:])]
     return list(zip(took[:len(asked[0])], reversed(took[len(asked[0]):])))
 

@@ -59,7 +59,7 @@ def price(sizes: Sequence[int], seconds: Sequence[float]) -> Price:
 
 
 def _timed(operations: Sequence[Callable[[], Any]]) -> float:
-    """Seconds of one of these, in a row; the fastest row, which nothing else held up."""
+    """Seconds of one of these, which run in a row: by the fastest of several rows, which nothing else held up."""
     best = float("inf")
     for _ in range(REPEAT):
         mx.nd.waitall()
@@ -140,7 +140,7 @@ def _step(applied: mx.optimizer.Optimizer, number: int, w: NDArray) -> Callable[
 
 
 def of_codecs() -> Dict[str, Price]:
-    """What a codec takes to encode or to decode, the mean."""
+    """What a codec takes to encode or to decode, the mean of both."""
     return {name: price(SIZES, [_coded(codec(name), floats) / 2 for floats in SIZES])
             for name in CODECS if name != "none"}
 

@@ -17,15 +17,15 @@ def main() -> int:
     packed = os.environ.pop(handshake.VARIABLE, None)
     try:
         if packed:
-            told, fd = handshake.call_as_told(packed)
-            agent = Agent(told, Channel(fd, fd))
+            orders, fd = handshake.call_as_told(packed)
+            agent = Agent(orders, Channel(fd, fd))
         else:
             signal.alarm(ORDERS_WITHIN_S)  # if the link is cut before they are here, nothing else ends this process
-            told = first_orders(Orders)
-            if told is None:
+            orders = first_orders(Orders)
+            if orders is None:
                 sys.exit("odsgd agent: the launcher has gone before saying what to do")
             signal.alarm(0)
-            agent = Agent(told, Channel(0, 1))
+            agent = Agent(orders, Channel(0, 1))
     except FileNotFoundError as error:  # of `tempfile`, which names the folders that it has tried
         sys.exit(f"odsgd agent on {socket.gethostname()}: {error.strerror or error}; name another in TMPDIR")
     except OSError as error:

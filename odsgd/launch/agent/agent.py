@@ -18,8 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Type
 
 from kvstore.errors import shown
 from odsgd.launch import linux, messages
-from odsgd.launch.agent import child as children
-from odsgd.launch.agent.child import Child, StartError, TunnelProcess, unless_gone
+from odsgd.launch.agent.child import Child, StartError, TunnelProcess, start, unless_gone
 from odsgd.launch.lines import CHUNK, Pieces, Stream
 from odsgd.launch.messages import Channel, Message, Orders
 from odsgd.launch.policy.liveness import HELD_UP_S
@@ -52,12 +51,12 @@ class Agent:
         self._listen_to_signals()  # before there is anything to remove
         self.lost_file = _new_lost_file() if orders.tells_losses else None
         self.files = {*orders.sockets, *filter(None, [self.lost_file])}  # to be removed at the end
-        self.unnoted: List[str] = []  # what it has not taken yet
+        self.unnoted: List[str] = []  # lines that could not be written to `lost_file` yet
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
         """The working directory of servers and the scheduler: empty, and closed to other users."""
         self.tunnel: Optional[TunnelProcess] = None
         self._handlers: Dict[Type[Message], Callable[[Any], object]] = {
-            messages.Stop: self._told,
+            messages.Stop: self._stop_as_told,
             messages.Ping: self._pinged,
             messages.EndHung: self._end_hung,
             messages.MpiAnswer: self._answer_mpi,
@@ -113,7 +112,7 @@ class Agent:
         self._sweep()
 
     def _excuse(self, wait_s: float) -> None:
-        """If we have not come here for long, perhaps all the host stood still: nobody was silent meanwhile."""
+        """If this call comes late, perhaps the whole host stood still: then nobody was silent meanwhile."""
         now, excused = time.monotonic(), self.excused
         held_up_s, self.looked_at = now - self.looked_at - wait_s, now
         self.excused = held_up_s > HELD_UP_S
@@ -132,7 +131,7 @@ class Agent:
 
     def _start(self, process: messages.ProcessOrders) -> None:
         try:
-            child = children.start(process, self.orders, self.folder, self.lost_file)
+            child = start(process, self.orders, self.folder, self.lost_file)
         except StartError as error:
             self.channel.send(messages.Unstartable(process.name, str(error)))
             return
@@ -187,9 +186,9 @@ class Agent:
             self._stop_listening(self.tunnel.channel.read_fd)
 
     def _pass_beats(self) -> None:
-        """Send the last beats, or none: they also say that the agent runs. Not while the launcher does not read."""
+        """Send the last beats, or none at all: this also says that the agent runs. Not while paused."""
         now = time.monotonic()
-        self.late = now - self.looked_at > HELD_UP_S and not self.late  # the next turn excuses it
+        self.late = now - self.looked_at > HELD_UP_S and not self.late  # `_excuse` sees to it in the next turn
         if now - self.beats_at >= BEATS_EVERY_S and not (self.paused or self.late):
             self.beats_at = now
             beats = {child.name: child.last_beat(now) for child in self.children.values()}
@@ -217,7 +216,7 @@ class Agent:
     def _ended(self, child: Child) -> None:
         child.signal(signal.SIGKILL)  # before the pid is free to become another process's
         code = child.popen.wait()
-        self._obey_signal()  # of which it may have ended
+        self._obey_signal()  # the process may have ended by the same signal
         for stream in child.streams:
             if stream.open:
                 self._forward(child, stream.kind, stream.drain())
@@ -272,7 +271,7 @@ class Agent:
             if type(message) in self._handlers:
                 self._handlers[type(message)](message)
 
-    def _told(self, stop: messages.Stop) -> None:
+    def _stop_as_told(self, stop: messages.Stop) -> None:
         self.told_to_stop = True
         self._stop(stop.grace_s)
 
@@ -295,7 +294,7 @@ class Agent:
                 self.pinged_at = None
 
     def _note_of_workers(self, lines: List[str]) -> None:
-        """Tell our workers, by a file. A disk may be full for a while: what it does not take is tried again."""
+        """Tell this host's workers, by a file, who was lost and who joined. Lines for a full disk are tried again."""
         waits, self.unnoted = bool(self.unnoted), self.unnoted + lines
         try:
             if self.lost_file:
@@ -303,8 +302,8 @@ class Agent:
             self.unnoted = []
         except OSError as error:
             if not waits:
-                self.channel.send(messages.HostWarning(f"its workers do not hear that others are lost: {error}; tried "
-                                                       "again until the file takes it"))
+                self.channel.send(messages.HostWarning(f"its workers do not hear that others are lost: {error}; the "
+                                                       "agent tries again until the file can be written"))
 
     def _all_have_met(self, message: messages.AllMet) -> None:
         """Remove the files of sockets, so that no one else can connect."""
@@ -316,7 +315,7 @@ class Agent:
             self.tunnel.channel.send(message)
 
     def _open_remote_sockets(self, message: messages.OpenRemoteSockets) -> None:
-        """Pass them on to the tunnel. If it is killed it leaves their files behind."""
+        """Pass the message on to the tunnel, and note the files, which a killed tunnel leaves behind."""
         assert self.tunnel
         self.files |= {remote.name for remote in message.sockets if os.path.isabs(remote.name)}
         self.tunnel.channel.send(message)
@@ -343,7 +342,7 @@ class Agent:
                         self._listen(child, stream)
 
     def _signalled(self, number: int, frame: object) -> None:
-        self.signalled = self.ended_by = number  # no more: a process may be half started now
+        self.signalled = self.ended_by = number  # the loop does the rest: a process may be half started now
 
     def _obey_signal(self) -> None:
         """If somebody else's signal ends us, end our processes, and tell the launcher."""
@@ -385,7 +384,7 @@ def _new_lost_file() -> str:
 
 
 def _append_lines(path: str, lines: List[str]) -> None:
-    """Append in one write, so that nobody reads half a line. A clean-up of old files may have taken the file away."""
+    """Append in one write, so that nobody reads half a line; to a new file, if a clean-up has removed the old one."""
     def safely(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW, 0o600)
     with open(path, "a", opener=safely) as file:

@@ -38,7 +38,7 @@ unless_gone = contextlib.suppress(ProcessLookupError, PermissionError, FileNotFo
 
 
 class StartError(Exception):
-    """A process could not be started; says why."""
+    """Says why a process could not be started."""
 
 
 class Child:
@@ -157,7 +157,7 @@ def _local_rank() -> Dict[str, str]:
 def _threads(orders: Orders) -> int:
     """The host's cores shared by its workers and servers (the scheduler computes nothing), at least one each."""
     computing = sum(process.name != "scheduler" for process in orders.processes)
-    agents = int(_number(MPI_LOCAL_SIZES) or 1) if _number(MPI_LOCAL_RANKS) else 1  # else sbatch's, of other tasks
+    agents = int(_number(MPI_LOCAL_SIZES) or 1) if _number(MPI_LOCAL_RANKS) else 1  # else the size is sbatch's own
     return max(1, linux.cores() // max(1, computing * agents))
 
 
@@ -170,7 +170,7 @@ class TunnelProcess:
     """The tunnel of this host (`tunnel.py`). Passes on to the launcher what it says, and kills it if it is silent."""
 
     def __init__(self, orders: TunnelOrders, launcher: Channel) -> None:
-        goes_on = functools.partial(linux.die_with, os.getpid(), signal.SIGCONT)  # a stopped tunnel sees our end
+        goes_on = functools.partial(linux.die_with, os.getpid(), signal.SIGCONT)  # so a stopped tunnel sees our end
         self.popen = subprocess.Popen([sys.executable, *linux.python_words("odsgd.launch.connections.tunnel")],
                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True,
                                       preexec_fn=goes_on)

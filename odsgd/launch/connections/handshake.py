@@ -78,18 +78,18 @@ class UnprovenConnection:
         self.connection, self._since, self._secret = connection, time.monotonic(), secret
         self._nonce, self._line = secrets.token_hex(16), bytearray()
         connection.setblocking(False)
-        with contextlib.suppress(OSError):  # it has gone, as `heard` will find
+        with contextlib.suppress(OSError):  # the caller has gone, as `heard` will find
             connection.send(self._nonce.encode() + b"\n")
 
     def heard(self, expected: Collection[int], within_s: float) -> Optional[Tuple[int, str]]:
-        """The agent's rank and number; None: its answer is not complete yet.
+        """The agent's rank and its random number; None: its answer is not complete yet.
 
         OSError if it is not complete `within_s` after the call, or the caller is no agent of this job, or has called
         before.
         """
         while not self._line.endswith(b"\n"):
             try:
-                byte = self.connection.recv(1)  # one by one: the bytes behind the line are the channel's
+                byte = self.connection.recv(1)  # one by one: the bytes after the line are the channel's
             except BlockingIOError:
                 if time.monotonic() - self._since > within_s:
                     raise TimeoutError("no answer") from None
@@ -99,10 +99,10 @@ class UnprovenConnection:
             self._line += byte
         with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
             answer = json.loads(self._line)
-            rank, shown, own = int(answer["rank"]), str(answer["proof"]), str(answer["nonce"])
+            rank, given, nonce = int(answer["rank"]), str(answer["proof"]), str(answer["nonce"])
             proof = _proof(self._secret, f"agent {rank} {self._nonce}")
-            if rank in expected and hmac.compare_digest(shown.encode(), proof.encode()):
-                return rank, own
+            if rank in expected and hmac.compare_digest(given.encode(), proof.encode()):
+                return rank, nonce
         raise ConnectionRefusedError("not an agent that this job waits for")
 
 
@@ -124,8 +124,8 @@ def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Option
     proven = False
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         sealed = json.loads(line)
-        text, shown = str(sealed["orders"]), str(sealed["proof"])
-        proven = hmac.compare_digest(shown.encode(), _proof(secret, f"orders {nonce} {text}").encode())
+        text, given = str(sealed["orders"]), str(sealed["proof"])
+        proven = hmac.compare_digest(given.encode(), _proof(secret, f"orders {nonce} {text}").encode())
     if not proven:
         raise OSError("what answers in the launcher's place does not know the job's secret")
     orders: Orders = of_json(Orders, json.loads(text))
@@ -138,7 +138,7 @@ def _proof(secret: str, text: str) -> str:
 
 
 def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
-    """A line, read byte by byte: the bytes behind it are the channel's."""
+    """A line, read byte by byte: the bytes after it are the channel's."""
     line = bytearray()
     while len(line) < most and not line.endswith(b"\n"):
         byte = connection.recv(1)

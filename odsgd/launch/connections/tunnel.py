@@ -60,13 +60,13 @@ make room; a tunnel of this job calls again."""
 ROOM_NBYTES = 128 * 1024
 """Most bytes received at a time; a record of TLS has 16 KiB."""
 AGAIN_S = 1.0
-"""Between two tries of a connection; ps-lite itself would try again at once."""
+"""The pause before a connection is tried again; ps-lite itself would try again at once."""
 FULL_S = 0.05
 """The pause when there is no room for another caller, or no file descriptor."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
 NUMBER_NBYTES = 8
-"""Of a socket's number, with which its name ends. In one record of TLS, so that it is received whole."""
+"""Bytes of a socket's number, with which its name ends. They fit one record of TLS, so they are received whole."""
 LET_IN = b"\1"
 ESTABLISHED = "01"
 """A connection's state in the kernel's table."""
@@ -111,7 +111,7 @@ class Tunnel:
 
     @property
     def at(self) -> str:
-        """The address at which the other tunnels reach this one."""
+        """The address and port at which the other tunnels reach this one."""
         return "{}:{}".format(*self._listener.getsockname())
 
     def serve(self, channel: Channel) -> None:
@@ -318,7 +318,7 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
                 awaited = (0 if flow.held else select.POLLIN) | (select.POLLOUT if back.held else 0)
                 if awaited:
                     poll.register(flow.source, awaited)
-                else:  # else `poll` would report again and again that it is closed
+                else:  # otherwise `poll` would report again and again that it is closed
                     with contextlib.suppress(KeyError):
                         poll.unregister(flow.source)
             poll.poll()

@@ -19,8 +19,8 @@ from odsgd.launch.plan import Job, Plan, Process
 from odsgd.launch.policy.failures import TAIL_LINES, signal_name
 
 TICK_S, AWAITING_TICK_S = 0.1, 0.01
-"""How often the loop looks at the time, and at signals: they do not end its wait. The second while agents are to call,
-whose port does not wake it either."""
+"""How often the loop looks at the time, and at signals, which do not end its wait. The second holds while agents are
+still to call: their port does not end its wait, either."""
 PING_EVERY_S = 10.0
 STARTERS_END_WITHIN_S = 1.0
 """How long all starters of lost connections together may take to end and say why; meanwhile the loop stands still."""
@@ -81,7 +81,7 @@ class Agents:
         """Read what has come; wait for it, but not long."""
         awaits = self._listener and self._listener.waiting
         for key, _ in self._selector.select(AWAITING_TICK_S if awaits else TICK_S):
-            if self._selector.get_map().get(key.fd) == key:  # else one before it in this turn has seen to its end
+            if self._selector.get_map().get(key.fd) == key:  # else an earlier one in this turn has removed it
                 key.data()
         if time.monotonic() - self._pinged_at >= PING_EVERY_S:
             self.ping()
@@ -155,7 +155,7 @@ class Agents:
                 self._lost_agent(agent)
 
     def _forget_if_over(self, agent: AgentConnection) -> None:
-        """Of a joiner's agent that is not there any more nothing stays open: many may come, one after the other."""
+        """Close all that is open of a joiner's agent that has gone: many may come, one after the other."""
         starter, watched = agent.starter, self._selector.get_map()
         assert starter and starter.stderr
         unread = agent.channel.read_fd in watched or starter.stderr.fileno() in watched
@@ -217,7 +217,7 @@ def _close_pipes(starter: "subprocess.Popen[bytes]") -> None:
 
 
 def _end(starters: "List[subprocess.Popen[bytes]]", within_s: float) -> None:
-    """Wait so long for these; ask those that are left to end, since an agent then removes its files; then end them."""
+    """Wait `within_s` for these; ask those that are left to end, as an agent then removes its files; then kill them."""
     for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
         until = time.monotonic() + within_s
         for starter in starters:

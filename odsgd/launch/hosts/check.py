@@ -1,5 +1,5 @@
-"""Asks all hosts of a job at once whether they can take part in it, before anything is started, and later those that it
-has had to leave out, whether they are back (`odsgd launch -n MIN:MAX --grow`).
+"""Asks hosts by ssh: before a job starts all of them, at once, whether they can take part; and later those that it had
+to leave out, whether they are back (`odsgd launch -n MIN:MAX --grow`).
 
 The question is one line for any shell. The host answers with what it lacks; if it cannot answer, ssh says why.
 """
@@ -15,7 +15,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts.ssh import ReachError, quoted, ssh_to, working_directory
-from odsgd.launch.plan import Job, elsewhere
+from odsgd.launch.plan import Job, path_on_hosts
 
 ANSWERED_WITHIN_S, LOOK_EVERY_S = 20.0, 0.1
 AT_A_TIME = 64
@@ -76,7 +76,7 @@ def _answer(asked: "subprocess.Popen[bytes]", deadline: float, given_up: threadi
 def question(job: Job) -> str:
     """The question, in sh, which every shell can run. Files that will be copied to the host are left out."""
     looks = ["echo"]  # ends a line that a shell has begun
-    there = [path for path in job.reads if not job.sync_dst_dir or os.path.isabs(elsewhere(path, job))]
+    there = [path for path in job.reads if not job.sync_dst_dir or os.path.isabs(path_on_hosts(path, job))]
     if not job.sync_dst_dir:
         folder = working_directory(job)
         misses = shlex.quote(f"{MISSING}folder {folder}")

@@ -42,7 +42,7 @@ class AgentListener:
         self._unproven: List[handshake.UnprovenConnection] = []
 
     def arrivals(self) -> List[AgentConnection]:
-        """The agents that have proved themselves since the last call; callers who cannot, or are silent, have to go."""
+        """The agents that have proved themselves since the last call; callers that fail, or are silent, are closed."""
         within_s = ANSWERED_WITHIN_S if self._accept() else UNDISTURBED_S
         arrived = []
         callers, self._unproven = self._unproven, []
@@ -59,7 +59,7 @@ class AgentListener:
         return arrived
 
     def _accept(self) -> bool:
-        """Let callers in until nobody else calls; false if there is no room for more, or no file."""
+        """Let callers in until nobody else calls; false if there is no room for more, or no file descriptor."""
         while len(self._unproven) < MOST_STRANGERS + len(self.waiting):
             try:
                 connection, _ = self.socket.accept()

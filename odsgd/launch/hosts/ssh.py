@@ -25,11 +25,11 @@ from odsgd.launch.plan import Job, Plan, Process
 SSH_OPTIONS = tuple(word for option in (
     "BatchMode=yes", "ServerAliveInterval=15", "LogLevel=ERROR", "ControlMaster=no", "ClearAllForwardings=yes",
     "RequestTTY=no") for word in ("-o", option))
-"""With its usual LogLevel ssh announces each new host in the middle of the job's output. A connection that the user
-shares is used, and none is left behind that holds our streams."""
+"""With its usual LogLevel ssh announces each new host in the middle of the job's output. With ControlMaster=no ssh uses
+a connection that the user shares, and leaves none behind that would hold our streams."""
 CONNECTED_WITHIN_S = 30
 ROOM_WITHIN_S = 3.0
-"""How long the machine may lack the memory, or the right, for one more process of the launcher's."""
+"""How long we try again if the machine has no memory for one more process, or its user may not start one more."""
 NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
 """ssh accepts a host that it has never met, and refuses a host whose key has changed. With --secure it refuses both:
 the job's secret goes only to hosts that ssh knows."""

@@ -103,7 +103,7 @@ class Failure:
     member: Optional[Member]
     text: str = ""
     admits_other_cause: bool = False  # its report blames another process
-    exit_code: Optional[int] = None  # the job's, if it does not follow from how the process ended; its MPI may want one
+    exit_code: Optional[int] = None  # the job's, if it does not follow from how the process ended: MPI may ask for one
     failed_together: Sequence[Member] = ()  # several processes, as those of a lost host; `member` is None then
     tail: Sequence[str] = ()  # the last lines from a lost host
     at: float = 0.0  # when we heard of it
@@ -127,7 +127,7 @@ class Failure:
 
     @property
     def killed(self) -> bool:
-        """Whether its host was lost, or a signal ended it that MPI does not give: no process of the job did that."""
+        """Whether its host was lost, or a signal that MPI does not send ended it: no process of the job did that."""
         return self.member is None or (self.member.code is not None and self.member.code < 0 and not self.unreported)
 
     @property

@@ -29,8 +29,8 @@ The rules, in the order in which `tick` applies them:
    worker runs, and the scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain
    MXNet script, which never reports, delays nothing. A worker that has asked for the others must have met them. On
    sockets servers join for worker 0 alone, so every worker must have asked. Without servers, once a worker asks for the
-   others, every worker must join, and the timeout begins anew. A worker that joins later has the same time; then its
-   place is given again.
+   others, every worker must join, and the timeout begins anew. A worker that joins later has the same time; after that
+   its place is free again.
 """
 import signal
 import textwrap
@@ -75,7 +75,7 @@ class Verdict:
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
     workers_succeeded: bool = False  # every worker has succeeded, whatever came after
-    apart: bool = False  # all have asked for the others, in vain
+    apart: bool = False  # all have asked for the others, and they do not reach each other
     grows: bool = False  # it ends at a checkpoint, and starts again with the workers that it left out
     error: str = ""  # what the culprit has reported
     alike: Tuple[str, ...] = ()  # who else has reported that
@@ -253,7 +253,7 @@ class Judge:
         return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.state_text})"
 
     def take_news(self) -> News:
-        """What has come about since the last call."""
+        """What has happened since the last call."""
         news, self.news = self.news, News()
         return news
 
@@ -278,7 +278,7 @@ class Judge:
             self._fail(Failure(None, hung.text, exit_code=EXIT_DEADLINE, failed_together=members), now)
 
     def _give_up_joiners(self, now: float) -> None:
-        """Nobody waits for a worker that joins: its place is free again if it has not within the startup timeout."""
+        """Free the places of workers that have not joined within the startup timeout: nobody waits for them."""
         late = [worker for worker in self.workers if worker.part == "joiner" and not worker.joined
                 and worker.code is None and 0 < self.startup_timeout_s <= now - worker.began_at
                 and not any(worker in failure.members for failure in self.failures)]
@@ -343,7 +343,8 @@ class Judge:
                 return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
             # Until a worker's store has opened and reports `joined`, ps-lite keeps the others waiting for it.
             if not self.all_joined:
-                return f"the job was still starting, which takes all of them: {member.name} has not joined"
+                missing = next((one for one in [member, *self.members.values()] if not one.joined), member)
+                return f"the job was still starting, which takes all of them: {missing.name} has not joined"
             if failure.exit_pending:
                 return f"{member.name} has not ended, and may still take part"
         return None
@@ -414,7 +415,7 @@ class Judge:
         return all(worker.code == 0 for worker in self.workers if worker.part == "awaited")
 
     def _lost_ranks(self) -> List[int]:
-        """Of lost workers, unless another has joined in their place."""
+        """The ranks of lost workers, unless another has joined in their place."""
         return sorted(worker.rank for worker in self.workers
                       if worker.part == "lost" or (worker.lost_at and not worker.joined))
 

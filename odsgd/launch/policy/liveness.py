@@ -17,8 +17,8 @@ long it has waited for others, and how long it has been silent.
    after `UNEVEN_DATA_S`; we only warn if the first has not said where it ended. If all wait for each other at different
    iterations, and not in training, we warn after the time of rule 1 that this or lost messages may be the cause; their
    own deadline or rule 3 ends them. This rule skips asynchronous jobs.
-5. If the launcher itself was held up, no process was silent meanwhile; an agent that was excuses its processes alike.
-   A process is judged by rules 2 to 4 by beats that have just come.
+5. If the launcher itself was held up, no process was silent meanwhile; an agent that was held up excuses its processes
+   in the same way. Rules 2 to 4 look only at beats that have just come.
 """
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from odsgd.launch.policy.failures import Member
 
 WARN_S = 10.0
-HELD_UP_S = 2.0  # a look at the clock that comes so late says that we, or all the host, stood still
+HELD_UP_S = 2.0  # if we look at the clock so late, we, or the whole host, stood still
 UNEVEN_DATA_S = 2.0
 FRESH_S = 4.0
 """A beat that is older says nothing about the present."""
@@ -53,7 +53,7 @@ class _ProcessState:
 
     name: str
     member: Member
-    agent: str  # its agent, as far as the plan knows: the host's name there
+    agent: str  # names its agent: the plan's name of the host, and of a worker that joined also the worker's
     agent_at: Optional[float] = None  # the time of its agent's last message
     answered_at: float = -math.inf  # the time of the last ping that its agent has answered
     silent_s: Optional[float] = None  # as the agent counts; None: it has no pulse
@@ -69,16 +69,16 @@ class _ProcessState:
     moves: int = 0
     moved_at: float = 0.0
     slowest_s: float = 0.0
-    warned: str = ""  # the verb of the last warning: what it does again when it is well
+    warned: str = ""  # what the last warning said that it does not do: "answer" or "move"
 
     def beat(self, beat: Mapping[str, Any], now: float) -> None:
         self.silent_s = number(beat.get("silent_s")) or 0.0
         self.kernel_state = str(beat.get("state") or "")[:1]
         self.asynchronous = beat.get("asynchronous") is True
-        unheard_s, self.beat_at = max(0.0, now - self.beat_at - HELD_UP_S), now  # then we do not know when it moved
+        unheard_s, self.beat_at = max(0.0, now - self.beat_at - HELD_UP_S), now  # it may have moved unheard
         waited, self.waits_s = self.waits_s is not None, number(beat.get("waits_s"))
         at, substep, self.moves = (int(number(beat.get(name)) or 0) for name in ("at", "substep", "moves"))
-        at = self.progress if self.progress_is_final else at  # the agent passes on its last beat once more
+        at = self.progress if self.progress_is_final else at  # the agent goes on passing its last beat on
         activity = str(beat.get("activity") or "")[:20]
         if waited and self.waits_s is None:
             self.moved_at = now
@@ -99,7 +99,7 @@ class LivenessMonitor:
     def __init__(self, members: Sequence[Member], hang_timeout_s: float, now: float) -> None:
         self._processes = {one.name: _ProcessState(one.name, one, one.host, moved_at=now) for one in members}
         self._limit_s, self._warn_s = hang_timeout_s or math.inf, warn_s(hang_timeout_s)
-        self._fresh_s = min(FRESH_S, self._warn_s)  # so that an agent's own time is over before that of its processes
+        self._fresh_s = min(FRESH_S, self._warn_s)  # so that a silent agent is blamed before its processes
         self._looked_at = self._counted_at = now
         self._going = sum(name.startswith("worker") for name in self._processes)
         self._warnings: List[str] = []
@@ -176,7 +176,7 @@ class LivenessMonitor:
                 or self._find_deadlock(now) or self._compare_lengths(now))
 
     def _find_silent_agent(self, now: float) -> Optional[Hung]:
-        agents: Dict[Tuple[str, float], List[_ProcessState]] = {}  # two at one address are heard at two times
+        agents: Dict[Tuple[str, float], List[_ProcessState]] = {}  # two agents at one address are heard at two times
         for process in self._processes.values():
             if process.agent_at is not None:
                 agents.setdefault((process.agent, process.agent_at), []).append(process)
@@ -281,7 +281,7 @@ class LivenessMonitor:
             self._warnings.append(text)
         return None
 
-    # Small things
+    # Helpers
 
     def _fresh(self, now: float) -> List[_ProcessState]:
         """The processes whose agent has just sent a message."""

@@ -59,7 +59,7 @@ class Decision(NamedTuple):
 
 
 def decide(attempt: Attempt, before: Optional[Attempt], restarts_used: int, max_restarts: int) -> Decision:
-    """What follows `attempt`; `before`: the attempt before it."""
+    """Whether the job starts again after `attempt`; `before`: the attempt before it."""
     verdict = attempt.verdict
     if verdict.grows:
         return Decision(True, f"going on from checkpoint {attempt.saved} with all workers, if they come")
@@ -77,7 +77,7 @@ def decide(attempt: Attempt, before: Optional[Attempt], restarts_used: int, max_
         return Decision(False, f"not restarted: {used} used up (--max-restarts)")
     iterations = max(0, attempt.farthest - attempt.saved)
     where = f"checkpoint {attempt.saved}" if attempt.saved else "the beginning"
-    return Decision(True, f"restart {restarts_used + 1} of {max_restarts}, from {where}; lost are "
+    return Decision(True, f"restart {restarts_used + 1} of {max_restarts}, from {where}; this loses "
                     f"{attempt.since_checkpoint_s:.1f} s, at least {iterations} iterations")
 
 
@@ -127,8 +127,8 @@ class Membership:
 
     def after_failed_start(self, blocking: Sequence[Process], planned: Sequence[Process], now: float,
                            apart: bool = False) -> Optional[Decision]:
-        """What follows if `blocking` processes kept the last attempt from starting, or a link that all wait for
-        (`apart`); None: `decide` says it."""
+        """What follows if `blocking` processes kept the last attempt from starting, or all were `apart`, as by a link
+        that is down; None: ask `decide`."""
         workers = [process for process in blocking if process.role == "worker"]
         names = {process.name for process in blocking}
         gone = {process.host for process in blocking if not process.host.here

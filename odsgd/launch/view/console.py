@@ -28,9 +28,9 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self._begun: Dict[str, int] = {}
-        """A process, and the hash of what it has printed of a traceback that goes on."""
+        """By process: the hash of what it has printed of a traceback that goes on."""
         self._first: Dict[int, str] = {}
-        """The hash of a traceback's beginning, and the process that printed it first."""
+        """By the hash of a traceback's beginning: the process that printed it first."""
 
     def repeated(self, process: str, line: str) -> bool:
         """Whether this line, and the traceback above it, are another process's, too."""
@@ -48,7 +48,7 @@ class Tracebacks:
 
 @contextlib.contextmanager
 def _harmless() -> Iterator[None]:
-    """An error in here costs what was to be shown, and is said once. That a reader has gone is the caller's affair."""
+    """An error in here costs only what was to be shown, and is said once. The caller hears if a reader has gone."""
     try:
         yield
     except BrokenPipeError:
@@ -214,7 +214,7 @@ class Console:
         fd, data = self.streams[name].fileno(), self._encoded(text, name)
         try:
             while data:
-                select.select([], [fd], [])  # another program may have set it not to wait
+                select.select([], [fd], [])  # another program may have made it non-blocking
                 with contextlib.suppress(BlockingIOError):
                     data = data[os.write(fd, data):]
         except BrokenPipeError:

@@ -15,9 +15,9 @@ from odsgd.launch.policy.liveness import FRESH_S, number
 
 WINDOW_S, ENOUGH = 10.0, 10
 TRAINS = ("", "training")
-"""Activities in which a worker's time is an iteration's; `""` is a script's that does not tell."""
+"""Activities in which a worker's time is an iteration's; a script that tells none has `""`."""
 UNSURE_S = 0.25
-"""Beats arrive up to this late on a busy machine: what a worker does meanwhile is not told as being behind."""
+"""Beats arrive up to this late on a busy machine: a worker that is behind by less is not said to be behind."""
 SAME_S = 0.3
 """Beats that are less than this apart are the same beat, passed on twice."""
 SLOW, SLOW_OF_ALL = 1.25, 0.1
@@ -124,15 +124,15 @@ class Overview:
     def _together(self) -> Dict[str, int]:
         """The iterations of all workers at one time, although their beats are up to a second apart.
 
-        It is the last time at which all workers had beaten; a worker that has fallen silent keeps its last iteration.
+        That is the time of the oldest last beat; a worker that has fallen silent keeps its last iteration.
         """
-        samples = {name: list(its) for name, its in self._samples.items() if name.startswith("worker")}
-        last = [its[-1].at_s for its in samples.values()]
+        samples = {name: list(own) for name, own in self._samples.items() if name.startswith("worker")}
+        last = [own[-1].at_s for own in samples.values()]
         at_s = min((one for one in last if max(last) - one < FRESH_S), default=0.0)
         found = {}
-        for name, its in samples.items():
-            after = bisect.bisect_right([one.at_s for one in its], at_s)
-            before, then = its[max(after - 1, 0)], its[min(after, len(its) - 1)]
+        for name, own in samples.items():
+            after = bisect.bisect_right([one.at_s for one in own], at_s)
+            before, then = own[max(after - 1, 0)], own[min(after, len(own) - 1)]
             share = (at_s - before.at_s) / (then.at_s - before.at_s) if then.at_s > before.at_s else 0.0
             found[name] = round(before.progress + share * (then.progress - before.progress))
         return found
@@ -175,7 +175,7 @@ class Overview:
     # Rates
 
     def _ends(self, name: str) -> Tuple[_Sample, _Sample, _Sample]:
-        """The first beat, that with which the iteration changed last, so that none is cut in two, and the last one."""
+        """The first beat; the one with which the iteration changed last, so that none is cut in two; and the last."""
         samples = self._samples.get(name) or [NO_BEAT]
         stands = len(samples) > 1 and samples[-2].progress == samples[-1].progress
         return samples[0], samples[-2 if stands else -1], samples[-1]
@@ -183,12 +183,12 @@ class Overview:
     def _per_s(self, name: str, field: str) -> Optional[float]:
         """The change of a count per second; None after fewer than two beats, and where the count began anew."""
         first, changed, last = self._ends(name)
-        its, change = changed.progress - first.progress, getattr(changed, field) - getattr(first, field)
+        count, change = changed.progress - first.progress, getattr(changed, field) - getattr(first, field)
         if change < 0 or last.at_s <= first.at_s:
             return None
-        # The next iteration is not over, so that `last` is less than one more after `first`.
-        lasted_s = max(changed.at_s - first.at_s, (last.at_s - first.at_s) * its / (its + 1))
-        return float(change) / lasted_s if its else 0.0
+        # The iteration under way is not over: less than `count` + 1 iterations took place from `first` to `last`.
+        lasted_s = max(changed.at_s - first.at_s, (last.at_s - first.at_s) * count / (count + 1))
+        return float(change) / lasted_s if count else 0.0
 
     def _own_ms(self, name: str) -> Optional[float]:
         """What an iteration of a worker takes without waiting, evaluations and checkpoints."""
@@ -271,5 +271,5 @@ def _trains(beat: Facts) -> bool:
 
 
 def _text(value: object) -> str:
-    """What a process has sent, fit for a terminal."""
+    """Text from a process, made fit for a terminal."""
     return "".join(filter(str.isprintable, str(value or "")))[:MOST_TEXT]

@@ -96,7 +96,7 @@ def running() -> Dict[int, Facts]:
 
 
 def taken() -> Optional[str]:
-    """That this user's jobs cannot be watched, because another thing has the folder's name; None: it has not."""
+    """A warning that this user's jobs cannot be watched, since something else has the folder's name; None: they can."""
     try:
         status = folder().lstat()
     except OSError:

@@ -64,7 +64,7 @@ def found(asked: Optional[str]) -> int:
 
 
 def _is_of(folder: str, job: int, facts: Facts) -> bool:
-    """Whether it is the folder of the job's run, which the command names before a worker tells it."""
+    """Whether this is the folder of the job's run: as a worker has told it, or before that as the command names it."""
     out = facts.get("out")
     with contextlib.suppress(OSError, ValueError, ConfigError):
         if not out:

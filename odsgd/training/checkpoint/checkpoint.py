@@ -74,7 +74,7 @@ class UnfinishedCheckpoint:
         self._files: Dict[str, manifests.Digest] = {}
         self._error: Optional[BaseException] = None
         new = self._leads and not self._folder.is_dir()
-        if self._leads:  # step 1: what has this number counts no more
+        if self._leads:  # step 1: an earlier checkpoint of this number counts no more
             remove_for_good(self._folder / manifests.MANIFEST)
         store.barrier()
         make_folder(self._folder)
@@ -172,13 +172,13 @@ class UnfinishedCheckpoint:
         self._second.aside(_put_manifest, self._second, self._folder, names)
 
     def _uncount_copy(self) -> str:
-        """Take the manifest of this number away in the second place; why it may still be there."""
+        """Remove the manifest of this number from the second place; returns why it may still be there, or ""."""
         assert self._second is not None
         removed = self._second.later(self._second.uncount, self.iteration)
         return _failure([removed], copies_within_s(self._store))
 
     def _missing_copies(self) -> List[str]:
-        """Wait a while for the copies; why some are missing. Collective."""
+        """Wait a while for the copies; returns why some are missing. Collective."""
         line = f"checkpoint {self.iteration} is not in the second place: "
         if self._second is None or self._uncopied:
             return [f"{line}an earlier one could not be removed there: {self._uncopied}"] if self._uncopied else []
@@ -240,7 +240,7 @@ class CheckpointWriter:
 
 
 def _failure(calls: List["futures.Future[None]"], within_s: float) -> str:
-    """Wait a while for them; why one is not done."""
+    """Wait at most `within_s` for these calls; returns why one has failed or is not done, or ""."""
     futures.wait(calls, within_s)
     late = f"not done within {within_s:g} s"
     errors = [call.exception() if call.done() else late for call in calls]

@@ -181,7 +181,7 @@ def _few(lines: List[str]) -> str:
 
 
 def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
-    """From here on the checkpoint counts."""
+    """Write the manifest; from here on the checkpoint counts."""
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 

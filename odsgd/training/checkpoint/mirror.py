@@ -29,7 +29,7 @@ CONNECTED_WITHIN_S = 20
 
 
 class MirrorError(KVStoreError):
-    """Something was not copied there, or not brought back."""
+    """Something was not copied to the second place, or not brought back."""
 
 
 class CheckpointMirror:
@@ -168,7 +168,7 @@ def _settle(future: "Future[None]", call: Callable[..., None], *arguments: Any) 
     try:
         call(*arguments)
         future.set_result(None)
-    except BaseException as error:  # told by who waits for it
+    except BaseException as error:  # whoever waits for the future reports it
         future.set_exception(error)
 
 

@@ -20,7 +20,7 @@ from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError
 def complete(root: Path, second: Optional[CheckpointMirror]) -> Tuple[List[int], List[str]]:
     """Iterations of the complete checkpoints here and in the second place, oldest first; and what to warn of.
 
-    That place may be down where the last one that the job has saved is here.
+    If the second place cannot be read, it is enough that the last checkpoint that the job has saved is here.
     """
     here = manifests.complete(root)
     try:
@@ -34,7 +34,7 @@ def complete(root: Path, second: Optional[CheckpointMirror]) -> Tuple[List[int],
 def check_saved(root: Path, there: Sequence[int], second: Optional[CheckpointMirror]) -> List[str]:
     """On worker 0 of a job that was started again: ConfigError if the checkpoint that it had is not there.
 
-    It may be older where there is a second place, to which not all may have been copied: a warning.
+    With a second place, to which not all may have been copied, an older one will do: then it returns a warning.
     """
     expected = environment.saved_iteration()
     found = max(there, default=0)

@@ -5,9 +5,9 @@
         device.iteration()      in place of record and backward
         trainer.step(batch)
 
-Forward and backward become operations of MXNet's engine that sleep. They wait as a GPU's would. The
-forward pass of a layer reads that layer's weights, so it waits for them and for no others. The backward pass writes
-one gradient after the other, last layer first, when the readers of the last ones have done. A layer is one parameter,
+Forward and backward become operations of MXNet's engine that sleep. They wait as a GPU's would. The forward pass of a
+layer reads that layer's weights, so it waits for them and for no others. The backward pass writes one gradient after
+the other, last layer first, when nobody reads the gradient of the iteration before any more. A layer is one parameter,
 or whatever else the caller lists.
 
 The device does one thing at a time. A step starts at the end of the one before, or when its inputs were ready, not when
@@ -71,7 +71,7 @@ class Emulated:
 
 
 def factors(spread: float, seed: Any) -> Iterator[float]:
-    """Random factors of mean 1; ones without a spread."""
+    """Random factors of mean 1; without a spread, ones."""
     random = np.random.RandomState(seed)
     return (math.exp(random.normal(-spread * spread / 2, spread)) if spread else 1.0 for _ in itertools.count())
 

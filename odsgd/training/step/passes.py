@@ -54,7 +54,7 @@ class NetworkPasses:
         return outputs, losses
 
     def _forward(self, x: Any) -> Any:
-        """What the network makes of single precision, in single precision."""
+        """The network's output for an input in single precision, in single precision."""
         return self._net(x.astype("float16")).astype("float32") if self._half else self._net(x)
 
     def test(self, xs: List[Any], ys: List[Any]) -> List[Any]:
@@ -64,8 +64,8 @@ class NetworkPasses:
 
 
 class RecordedPasses(NetworkPasses):
-    """With bars of both on the timeline: from the weights of the first layer with a gradient, which are read first, to
-    its gradient, which is written last."""
+    """With bars of both passes on the timeline: from the weights of the first layer with a gradient, which are read
+    first, to its gradient, which is written last."""
 
     def __init__(self, config: TrainConfig, net: Any, trainer: Any, on: recorder.Recorder) -> None:
         super().__init__(config, net, trainer)

@@ -37,9 +37,11 @@ def test_a_virtual_clusters_description_gives_the_hosts_and_links_that_carry_its
     path.write_text("{workers: 2, links: {goodput: 954mbit}, hosts: {server0: {goodput: 9540mbit}}}", encoding="utf-8")
     rates = links.described(str(path))
     assert links.link_rates(len(rates), None, rates) == [10**9, 10**9, 10**10]
-    path.write_text("racks: {hosts: 2}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="racks: an emulated cluster has one switch"):
-        links.described(str(path))
+    for text, complaint in (("racks: {hosts: 2}", "`: racks: an emulated cluster has one switch"),
+                            ("hosts: {server0: {goodput: 9kbit}}", "`: link of server0: 0.00943396mbit: expected")):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=complaint):
+            links.described(str(path))
 
 
 @pytest.mark.parametrize("hosts, rates, message", [

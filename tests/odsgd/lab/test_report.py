@@ -256,7 +256,7 @@ def test_two_runs_are_compared_in_the_last_two_lines(tmp_path: Path, capsys: pyt
                for name, accuracy, seconds in (("new", 0.9, 3.0), ("old", 0.95, 4.0))]
     assert main([*folders, "-o", str(tmp_path / "page.html")]) == 0
     lines = capsys.readouterr().out.splitlines()[-2:]
-    assert lines == ["Accuracy: new 90.00 %, old 95.00 %.", "Time: new took 25 % less than old, 3.0 s for 4.0 s."]
+    assert lines == ["Accuracy: new 90.00 %, old 95.00 %.", "Time: new took 25 % less than old, 3.0 s against 4.0 s."]
     assert all(line in (tmp_path / "page.html").read_text() for line in lines)
     longer = runs.outcome(runs.read_records(write_run(tmp_path / "longer", [epoch(n, 0.9, 100, 3.0) for n in (1, 2)])))
     assert runs.compared([longer, read_run(Path(folders[1]))]) == ["Accuracy: longer 90.00 %, old 95.00 %."]

@@ -12,7 +12,7 @@ from odsgd.launch.hostfile import Host, read_hostfile
 from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.ssh import AgentConnection, orders
 from odsgd.launch.messages import Channel, RemoteSocket
-from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, place, scrubbed
+from odsgd.launch.plan import FIRST_NUMBER, Job, exposure, forwarded, make_plan, path_on_hosts, place, scrubbed
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge
 from odsgd.launch.policy.membership import next_place, why_closed
@@ -182,8 +182,8 @@ def test_paths_below_a_copied_directory_are_relative_to_the_copy(tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     copied, shared = job(1, 1, A, sync_dst_dir="/there"), job(1, 1, A)
     inside, outside = str(tmp_path / "lib"), "/opt/lib"
-    assert [elsewhere(path, copied) for path in (inside, outside, str(tmp_path))] == ["lib", outside, "."]
-    assert [elsewhere(path, shared) for path in (inside, outside)] == [inside, outside]
+    assert [path_on_hosts(path, copied) for path in (inside, outside, str(tmp_path))] == ["lib", outside, "."]
+    assert [path_on_hosts(path, shared) for path in (inside, outside)] == [inside, outside]
 
 
 def test_a_job_that_the_internet_may_reach_is_warned_of() -> None:

@@ -82,7 +82,7 @@ def test_an_address_that_this_machine_does_not_have_is_refused_before_anything_s
 def test_a_loopback_address_for_other_hosts_is_warned_of() -> None:
     here = Host("127.0.0.1")
     warning = supervisor._loopback_guessed(job(2, 1, here, Host("n1.invalid")), "127.0.1.1")
-    assert warning and "on the way to n1.invalid is known, and 127.0.1.1 is taken" in warning
+    assert warning and "on the way to n1.invalid is not known, and 127.0.1.1 is taken" in warning
     for asked, host in ((job(2, 1), "127.0.0.1"), (job(2, 1, here), "127.0.0.1"), (job(2, 1, A, B), "10.0.0.9"),
                         (job(2, 1, A, B, host_ip="127.0.0.1"), "127.0.0.1")):
         assert supervisor._loopback_guessed(asked, host) is None

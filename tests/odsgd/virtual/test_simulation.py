@@ -383,9 +383,9 @@ def test_staleness_counts_what_others_have_updated_meanwhile() -> None:
 
 def test_staleness_of_rounds_is_what_their_servers_count() -> None:
     """By hand: pushes and fetches by turns, two workers, all of whom end a round; then a quorum of two of three."""
-    assert times.of_rounds([[0, 0, 1, 1, 0, 1, 0, 1]], 4, 1, 2, 0) == {0: 2, 1: 2}
-    assert times.of_rounds([[0, 1, 0, 2, 1, 2, 0, 0, 1, 2]], 4, 2, 3, 0) == {0: 3, 1: 1}
-    assert times.of_rounds([[0, 1, 0, 1, 0, 1, 0, 1]], 4, 1, 2, 4) == {0: 2}, "the first push of each does not count"
+    assert times.staleness_of_rounds([[0, 0, 1, 1, 0, 1, 0, 1]], 4, 1, 2, 0) == {0: 2, 1: 2}
+    assert times.staleness_of_rounds([[0, 1, 0, 2, 1, 2, 0, 0, 1, 2]], 4, 2, 3, 0) == {0: 3, 1: 1}
+    assert times.staleness_of_rounds([[0, 1, 0, 1, 0, 1, 0, 1]], 4, 1, 2, 4) == {0: 2}, "the first do not count"
     even = simulated("decoupled", {"H": 4, "fragments": 1}, workers=2, compute={"iteration": "30s"})
     assert even.staleness.keys() == {0}, "both are in every round"
 

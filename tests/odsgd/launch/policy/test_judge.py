@@ -594,12 +594,13 @@ def test_a_process_that_a_job_cannot_spare_ends_it(name: str, why: str) -> None:
     assert verdict.message.splitlines()[1] == "  --on-worker-loss continue does not help: " + why
 
 
-def test_a_loss_before_the_job_is_up_ends_it() -> None:
-    judge = going_on("scheduler")
+@pytest.mark.parametrize("joined, missing", [(FIVE[:1], 1), (FIVE[:-1], 2)])
+def test_a_loss_before_the_job_is_up_ends_it(joined: Sequence[str], missing: int) -> None:
+    judge = going_on(*joined)
     judge.exited("worker 1", 1, 10.0)
     verdict = verdict_at(judge, 11.0)
     assert verdict.exit_code == 1
-    assert "the job was still starting, which takes all of them: worker 1 has not joined" in verdict.message
+    assert f"the job was still starting, which takes all of them: worker {missing} has not joined" in verdict.message
     assert judge.take_news().lost == []
 
 

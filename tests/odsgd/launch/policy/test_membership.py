@@ -24,8 +24,8 @@ def attempt(exit_code: int = 137, culprit: Optional[str] = "worker 1", resumed: 
 
 def test_a_failure_is_followed_by_a_restart_that_says_what_is_lost() -> None:
     assert decide(attempt(saved=405), None, 0, 3) == Decision(
-        True, "restart 1 of 3, from checkpoint 405; lost are 3.5 s, at least 7 iterations")
-    assert decide(attempt(saved=0), None, 1, 3).text.startswith("restart 2 of 3, from the beginning; lost are 3.5 s")
+        True, "restart 1 of 3, from checkpoint 405; this loses 3.5 s, at least 7 iterations")
+    assert decide(attempt(saved=0), None, 1, 3).text.startswith("restart 2 of 3, from the beginning; this loses 3.5 s")
 
 
 @pytest.mark.parametrize("ended", [attempt(exit_code=0, culprit=None, succeeded=True),
