@@ -14,15 +14,15 @@ from kvstore.errors import EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, unknown
 #: The module of each command, and its line of help. The module is imported when the command is asked for; its
 #: ``main(argv)`` returns the exit code, or raises ConfigError.
 COMMANDS = {
-    "train": ("odsgd.training.cli", "train a model; alone, or as one of a job's workers"),
-    "launch": ("odsgd.launch.command", "start a job: scheduler, servers, and the workers' command"),
-    "join": ("odsgd.launch.view.join", "another worker for a running job"),
-    "watch": ("odsgd.launch.view.watch", "how a running job stands, process by process"),
-    "report": ("odsgd.report.cli", "a table of finished runs, and a page with pictures"),
-    "trace": ("odsgd.timeline.cli", "timelines: put together, sum up, draw"),
+    "train": ("odsgd.training.cli", "train a model, alone or as a worker of a job"),
+    "launch": ("odsgd.launch.command", "start a job: a scheduler, servers and workers"),
+    "join": ("odsgd.launch.view.join", "add a worker to a running job"),
+    "watch": ("odsgd.launch.view.watch", "show the state of a running job, process by process"),
+    "report": ("odsgd.report.cli", "print a table of runs, and write a page with pictures"),
+    "trace": ("odsgd.timeline.cli", "merge, sum up or draw the timelines of a job"),
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
-    "profile": ("odsgd.lab.profile.cli", "measure a network, links and servers for a virtual cluster"),
-    "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
+    "profile": ("odsgd.lab.profile.cli", "measure this machine and its links for a virtual cluster"),
+    "bench": ("odsgd.lab.bench.cli", "measure the speed of several systems on the same links"),
     "advise": ("odsgd.lab.advise.cli", "predict each store's speed on a cluster, and what limits it"),
 }
 
@@ -33,7 +33,7 @@ Data-parallel training that computes the next batch while gradients travel.
 to begin, on this machine:
   odsgd launch -n 2 -s 1 odsgd train --warmup 1epoch   two workers, a server
   odsgd launch -n 2 -s 1 script.py                     a script of your own
-  odsgd report runs/digits-mlp-odsgd-sgd               what came of the first
+  odsgd report runs/digits-mlp-odsgd-sgd               the results of the first
 
 {commands}
 

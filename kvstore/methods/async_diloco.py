@@ -99,11 +99,11 @@ class AsyncDiLoCo(DiLoCo):
     class Options(OuterOptions):
         N: Optional[int] = option(None, integer(1), "outer gradients between two updates of the momentum",
                                   tunable=True, otherwise="the number of workers")
-        c: float = option(0.0, real(at_least=0, at_most=1), "share of the momentum's step that each outer gradient "
-                          "takes; at most 1 / N", tunable=True)
-        dylu: Optional[Tuple[float, ...]] = option(None, several(real(above=0)), "how fast workers are, by rank, in "
+        c: float = option(0.0, real(at_least=0, at_most=1), "share of the momentum that is applied with each outer "
+                          "gradient; at most 1 / N", tunable=True)
+        dylu: Optional[Tuple[float, ...]] = option(None, several(real(above=0)), "speed of each worker, by rank, in "
                                                    "any unit; the fastest takes H steps, others fewer, so that all "
-                                                   "send equally often", otherwise="all take H")
+                                                   "send equally often", otherwise="all take H steps")
 
     def check(self) -> None:
         N = self.options.N or self.num_workers

@@ -14,20 +14,19 @@ from kvstore.options import name as one_of
 class Options:
     """Options of every method."""
 
-    reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "what is made of the workers' gradients of "
-                            "one round: their mean, or (stores with rounds of several workers) their sum, as on "
-                            "MXNet's servers")
-    bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
-                                          otherwise="what suits the transport", result=False)
+    reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "how the gradients of a round are combined: "
+                            "mean, or sum as on MXNet's servers (only stores whose rounds have several workers)")
+    bucket_nbytes: Optional[int] = option(None, integer(1), "largest bucket, in bytes: weights that are sent as one "
+                                          "message", group="Run", otherwise="what suits the transport", result=False)
     timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0, at_most=2e6), "longest wait for another process, in "
                               "seconds", group="Run", result=False)
-    uneven: str = option("wait", one_of("way", ("wait", "join")), "when a worker's data end before the others': wait "
-                         "for it; or (synchronous stores but sasgd) join: it takes part without a gradient until all "
-                         "have ended", group="Run")
+    uneven: str = option("wait", one_of("way", ("wait", "join")), "when the data of one worker end early: wait (the "
+                         "others wait for it) or join (it takes part without a gradient until all have ended; "
+                         "synchronous stores except sasgd)", group="Run")
     on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient or the loss is infinite or not a number: "
-                         "stop the job and say where; find: the same, and each worker checks all that it sends, so "
-                         "that the worker is always named; skip: all workers leave the round out; continue: go on "
-                         "regardless", group="Run", result=False)
+                         "stop (end the job and say where), find (the same, and each worker checks all that it sends, "
+                         "so that the message names the worker), skip (all workers leave out the round) or continue "
+                         "(do nothing)", group="Run", result=False)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -68,15 +67,13 @@ CODEC = one_of("codec", tuple(CODECS))
 class CodedOptions(Options):
     """Options of methods whose gradients may travel in fewer bytes."""
 
-    codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, bfloat16, "
-                        "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), e3m0 (4 bits "
-                        "each and a scale per 256), 2bit or 1bit (MXNet's; what they leave out is sent later)",
-                        tunable=True)
-    codec_threshold: float = option(THRESHOLD, real(above=0), "with 2bit, the value that is sent for elements at least "
-                                    "as large; with 1bit, elements above it are sent as 1, others as -1", tunable=True)
-    codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
-                                "(as they are), or their changes as float16, bfloat16, truncate or quantize",
-                                tunable=True)
+    codec: str = option("none", CODEC, "how gradients are sent: none (as they are), float16, bfloat16, truncate (the "
+                        "upper 16 bits of each float), quantize (8 bits each and a scale), e3m0 (4 bits each and a "
+                        "scale per 256), 2bit or 1bit (MXNet's; what they leave out is sent later)", tunable=True)
+    codec_threshold: float = option(THRESHOLD, real(above=0), "with 2bit, elements at least as large are sent as this "
+                                    "value; with 1bit, larger elements are sent as 1, others as -1", tunable=True)
+    codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how servers send weights: none (as they "
+                                "are), or their changes as float16, bfloat16, truncate or quantize", tunable=True)
 
     def check(self) -> None:
         if self.codec not in CODECS or not CODECS[self.codec].residual:
@@ -85,9 +82,9 @@ class CodedOptions(Options):
 
 def lr_local() -> Any:
     return option(None, real(at_least=0), "learning rate of the local steps", method_specific=True,
-                  otherwise="the global learning rate, as scheduled")
+                  otherwise="the scheduled global learning rate")
 
 
 def warmup(iterations: int) -> Any:
-    return option(TrainingLength(iterations), LENGTH, "synchronous iterations before the delay, e.g. 200, or 2epochs",
-                  tunable=True)
+    return option(TrainingLength(iterations), LENGTH, "synchronous iterations or epochs before the delay, e.g. 200, or "
+                  "2epochs", tunable=True)

@@ -129,18 +129,18 @@ class Decoupled(DiLoCo):
     class Options(DiLoCo.Options):
         H: int = option(24, integer(1), "steps of a worker between two pushes of a fragment", tunable=True,
                         method_specific=True)
-        fragments: int = option(None, integer(1), "groups of whole parameters that travel at different steps",
-                                          tunable=True, method_specific=True,
-                                          otherwise=f"{FRAGMENTS}, or the number of parameters")
-        delay: int = option(None, integer(0), "steps between a push and what comes of it; less than H", tunable=True,
+        fragments: int = option(None, integer(1), "groups of whole parameters that are sent at different steps",
+                                tunable=True, method_specific=True,
+                                otherwise=f"{FRAGMENTS}, or the number of parameters")
+        delay: int = option(None, integer(0), "steps from a push to the use of its result; less than H", tunable=True,
                             method_specific=True, otherwise="2, or H - 1 if that is less")
-        quorum: int = option(1, integer(1), "workers that a round has at least; if all, they wait for others",
-                             tunable=True)
-        grace: int = option(None, integer(0), "steps for which a round stays open for more of them; at most delay",
+        quorum: int = option(1, integer(1), "least number of workers in a round; if it is all, they wait for each "
+                             "other", tunable=True)
+        grace: int = option(None, integer(0), "steps for which a round stays open for more workers; at most delay",
                             tunable=True, otherwise="delay - 1")
-        merge: str = option("rda", one_of("merge", ("rda", "mean")), "what outer gradients of a round come to: their "
-                            "mean length in their mean direction, or their mean", tunable=True)
-        replay: Optional[str] = option(None, PATH, "file of the rounds of an earlier run, which this one repeats",
+        merge: str = option("rda", one_of("merge", ("rda", "mean")), "how the outer gradients of a round are combined: "
+                            "rda (mean length in the mean direction) or mean", tunable=True)
+        replay: Optional[str] = option(None, PATH, "rounds.json of an earlier run, whose rounds this run repeats",
                                        group="Run", otherwise="rounds close as workers come")
 
         def check(self) -> None:

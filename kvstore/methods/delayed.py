@@ -91,9 +91,8 @@ class ODSGD(Delayed):
     @dataclass(frozen=True)
     class Options(Delayed.Options):
         warmup: TrainingLength = common.warmup(200)
-        optimizer_local: str = option("sgd", local_optimizers.LOCAL, "optimizer of a worker's own weights: none, "
-                                      "sgd, dcasgd_c, dcasgd_a, adamw, or another optimizer of the framework",
-                                      tunable=True)
+        optimizer_local: str = option("sgd", local_optimizers.LOCAL, "optimizer of the local steps: none, sgd, "
+                                      "dcasgd_c, dcasgd_a, adamw, or another optimizer of the framework", tunable=True)
         lr_local: Optional[float] = common.lr_local()
         momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps", tunable=True)
         wd_local: Optional[float] = option(None, real(at_least=0), "weight decay of the local steps",

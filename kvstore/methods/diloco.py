@@ -82,7 +82,7 @@ class OuterOptions(common.CodedOptions):
     """Options of methods whose workers send how far they have come."""
 
     H: int = option(LONG, integer(1), "steps of a worker between two exchanges", tunable=True)
-    fragments: int = option(1, integer(1), "groups of whole parameters that travel at different steps", tunable=True)
+    fragments: int = option(1, integer(1), "groups of whole parameters that are sent at different steps", tunable=True)
     lr_outer: float = option(0.7, real(at_least=0), "learning rate of the outer step, which applies the mean of "
                              "the workers' outer gradients", tunable=True)
     momentum_outer: Optional[float] = option(None, real(at_least=0, below=1), "Nesterov's momentum of the outer step",
@@ -115,8 +115,8 @@ class DiLoCo(Method):
     class Options(OuterOptions):
         delay: int = option(0, integer(0), "steps from sending an outer gradient to using its result; less than H",
                             tunable=True)
-        mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own weights when it "
-                                      "takes over the global ones", tunable=True, method_specific=True,
+        mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of its own weights that a worker keeps "
+                                      "when it takes over the global ones", tunable=True, method_specific=True,
                                       otherwise=f"{MIX} with a delay, else 0")
 
         def check(self) -> None:

@@ -95,9 +95,10 @@ class EASGD(ASGD):
     @dataclass(frozen=True)
     class Options(common.Options):
         T: int = option(4, integer(1), "local steps between exchanges", tunable=True)
-        alpha: Optional[float] = option(None, real(at_least=0, below=1), "strength of a worker's pull in one exchange",
+        alpha: Optional[float] = option(None, real(at_least=0, below=1), "share of the distance between local and "
+                                        "global weights by which one exchange moves each towards the other",
                                         tunable=True, otherwise="beta / number of workers")
-        beta: Optional[float] = option(None, real(at_least=0, below=1), "strength of all workers' pull together",
+        beta: Optional[float] = option(None, real(at_least=0, below=1), "alpha times the number of workers",
                                        tunable=True, otherwise=f"{BETA}")
 
         delta = 0.0

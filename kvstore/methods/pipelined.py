@@ -87,7 +87,7 @@ class Pipelined(Worker):
 
 
 def codec() -> Any:
-    return option("none", common.CODEC, "how gradients travel: none (as they are), float16, bfloat16, truncate (the "
+    return option("none", common.CODEC, "how gradients are sent: none (as they are), float16, bfloat16, truncate (the "
                   "upper 16 bits of each float), quantize (8 bits each and a scale per block)", tunable=True)
 
 
@@ -99,7 +99,8 @@ class PipeSGD(Method):
 
     @dataclass(frozen=True)
     class Options(common.Options):
-        K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunable=True)
+        K: int = option(2, integer(1), "iterations from a gradient to its update; 1: each waits for its own",
+                        tunable=True)
         codec: str = codec()
         warmup: TrainingLength = common.warmup(0)
 

@@ -109,7 +109,7 @@ class SASGD(Method):
         T: int = option(1, integer(1), "local steps between aggregations", tunable=True)
         lr_local: Optional[float] = common.lr_local()
         gamma_p: Optional[float] = option(None, real(at_least=0), "learning rate of the aggregation, for the sum of "
-                                          "all workers' gradients; it has the schedule of lr", tunable=True,
+                                          "all workers' gradients; it follows the schedule of lr", tunable=True,
                                           otherwise="lr_local / number of workers: model averaging")
 
         def check(self) -> None:

@@ -47,15 +47,15 @@ class SparseLoCo(DiLoCo):
     @dataclass(frozen=True)
     class Options(DiLoCo.Options):
         H: int = option(30, integer(1), "steps of a worker between two exchanges", tunable=True, method_specific=True)
-        lr_outer: float = option(1.0, real(at_least=0), "rate at which what workers send moves the global weights",
-                                 tunable=True, method_specific=True)
-        momentum_outer: float = option(0.0, real(at_least=0, below=1), "Nesterov's momentum of these moves",
+        lr_outer: float = option(1.0, real(at_least=0), "learning rate of the outer step", tunable=True,
+                                 method_specific=True)
+        momentum_outer: float = option(0.0, real(at_least=0, below=1), "Nesterov's momentum of the outer step",
                                        tunable=True, method_specific=True)
-        k: int = option(64, integer(1), "floats of each 4,096 that a worker sends; it keeps the rest for later",
-                        tunable=True)
-        bits: int = option(2, integer(2), "2, or 32: of each of them", tunable=True)
-        beta: float = option(0.95, real(at_least=0, at_most=1), "what of the rest is kept from one exchange to the "
-                             "next", tunable=True, method_specific=True)
+        k: int = option(64, integer(1), "number of floats that a worker sends of each 4,096; it keeps the rest for "
+                        "later", tunable=True)
+        bits: int = option(2, integer(2), "bits of each float that is sent: 2 or 32", tunable=True)
+        beta: float = option(0.95, real(at_least=0, at_most=1), "share of the unsent rest that lasts to the next "
+                             "exchange", tunable=True, method_specific=True)
 
         def check(self) -> None:
             super().check()

@@ -144,7 +144,7 @@ def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv
                     argument_default=argparse.SUPPRESS, description=description,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE", action=_Once,
-                        help="YAML file with the same options (lr_local: 0.5); flags win")
+                        help="YAML file with the same options, as lr_local: 0.5; flags win over it")
     parser.add_fields(fields)
     for field in fields.values():
         if field.metadata["kind"] is FLAG:  # the file may have turned it on

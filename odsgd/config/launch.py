@@ -143,13 +143,12 @@ _failure = partial(_option, group="When something fails")
 class HostOptions:
     """How many processes, and where."""
 
-    num_workers: Workers = _option(
-        Workers(0, 0), WORKERS, "number of workers; MIN:MAX: begin with MAX, and at a restart leave out workers that "
-        "do not come back, down to MIN", "-n", "--num-workers")
+    num_workers: Workers = _option(Workers(0, 0), WORKERS, "number of workers; MIN:MAX: start with MAX; a restart may "
+                                   "leave out missing workers, down to MIN", "-n", "--num-workers")
     num_servers: Optional[str] = _option(
         None, SERVERS, "number of servers; auto: one beside each worker; 0: neither servers nor a scheduler", "-s",
         "--num-servers", otherwise="as many as workers; 0 if the store has no servers")
-    hostfile: Optional[str] = _option(None, FILE, "one host per line: [user@]host [slots=4] [port=22]", "-H",
+    hostfile: Optional[str] = _option(None, FILE, "file with one host per line: [user@]host [slots=4] [port=22]", "-H",
                                       "--hostfile")
     launcher: str = _option("", LAUNCHER, "local, ssh, mpi, slurm or kubernetes", "--launcher",
                             otherwise="ssh with a hostfile, else local")
@@ -159,56 +158,56 @@ class HostOptions:
 class JobOptions:
     """The options that a job keeps as they are given."""
 
-    sync_dst_dir: Optional[str] = _option(None, Kind("DIR", "a path", as_text), "ssh: copy the working directory there "
-                                          "on every host, and run there", launcher="ssh")
-    port: int = _option(0, PORT, "the scheduler's TCP port", "-p", "--port", otherwise="a free one; local: none")
+    sync_dst_dir: Optional[str] = _option(None, Kind("DIR", "a path", as_text), "ssh: copy the working directory to "
+                                          "this folder of every host, and run there", launcher="ssh")
+    port: int = _option(0, PORT, "TCP port of the scheduler", "-p", "--port", otherwise="a free one; local: none")
     secure: bool = _option(False, FLAG, "encrypt every connection between hosts, and let only processes of this job "
-                           "connect; --port is then the tunnels' port")
-    wire: str = _option("", WIRE, "how workers and servers talk: ps-lite, or odsgd's own sockets, without MXNet",
-                        otherwise="ps-lite where MXNet is installed")
-    host_ip: Optional[str] = _option(None, _kind("ADDRESS", "an address", as_text, bool), "this machine's address as "
-                                     "the hosts see it", otherwise="found out")
-    env: Mapping[str, str] = _option({}, ENV, "set (or pass on) a variable everywhere")
-    env_server: Mapping[str, str] = _option({}, ENV, "the same, for servers only")
-    env_worker: Mapping[str, str] = _option({}, ENV, "the same, for workers only")
-    remote_python: str = _option(sys.executable, PATH, "the interpreter on the hosts", otherwise="the same path as "
-                                 "here")
-    startup_timeout_s: float = _failure(300.0, SECONDS, "longest start of the job; 0: no limit",
-                                       "--startup-timeout")
-    hang_timeout_s: float = _failure(60.0, HANG_TIMEOUT, "a process that is silent, or makes no progress in "
-                                     "training, for this long has failed; 0: no limit", "--hang-timeout")
-    max_restarts: int = _failure(0, COUNT, "most restarts after failures, each from the newest checkpoint",
-                                otherwise="0")
+                           "connect; --port is then the port of the tunnels")
+    wire: str = _option("", WIRE, "how workers and servers communicate: by ps-lite, or by odsgd's own sockets, without "
+                        "MXNet", otherwise="ps-lite where MXNet is installed")
+    host_ip: Optional[str] = _option(None, _kind("ADDRESS", "an address", as_text, bool), "address of this machine for "
+                                     "the hosts", otherwise="found automatically")
+    env: Mapping[str, str] = _option({}, ENV, "set an environment variable for all processes; NAME alone: its value "
+                                     "here")
+    env_server: Mapping[str, str] = _option({}, ENV, "set (or pass on) a variable for servers only")
+    env_worker: Mapping[str, str] = _option({}, ENV, "set (or pass on) a variable for workers only")
+    remote_python: str = _option(sys.executable, PATH, "path of Python on the hosts", otherwise="the same path as here")
+    startup_timeout_s: float = _failure(300.0, SECONDS, "longest time for the start of the job; 0: no limit",
+                                        "--startup-timeout")
+    hang_timeout_s: float = _failure(60.0, HANG_TIMEOUT, "a process fails if it is silent, or makes no progress in "
+                                     "training, for this long; 0: no limit", "--hang-timeout")
+    max_restarts: int = _failure(0, COUNT, "how many restarts are allowed after failures, each from the newest "
+                                 "checkpoint", otherwise="0")
     rejoin_timeout_s: float = _failure(60.0, SECONDS, "how long a restart waits for a missing host or worker; with "
                                        "MIN:MAX the job then leaves it out", "--rejoin-timeout")
     grow: bool = _failure(False, FLAG, "with MIN:MAX, when a missing host is back, restart with it at the next "
-                          "checkpoint; without --grow, at the next failure")
-    grace_s: float = _failure(5.0, SECONDS, "time between SIGTERM and SIGKILL", "--grace")
-    store: Optional[str] = _option(
-        None, Kind("NAME[:OPTION=VALUE...]", "a store, perhaps with options", as_text), "for an unchanged script: the "
-        "store it gets in place of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so a worker that "
-        "makes none has not failed")
-    on_worker_loss: str = _failure("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
-                                  "let an asynchronous job go on")
-    spare: int = _failure(0, COUNT, "how many of the -n workers are not there at the start: `odsgd join` brings them "
-                          "into the running job", otherwise="0")
+                          "checkpoint; without --grow: at the next failure")
+    grace_s: float = _failure(5.0, SECONDS, "time from SIGTERM to SIGKILL when a process is ended", "--grace")
+    store: Optional[str] = _option(None, Kind("NAME[:OPTION=VALUE...]", "a store, perhaps with options", as_text),
+                                   "for an unchanged script: the store that it gets instead of MXNet's, e.g. "
+                                   "odsgd:warmup=200; none: the command needs no store, so a worker that makes none "
+                                   "has not failed")
+    on_worker_loss: str = _failure("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or continue an "
+                                   "asynchronous one")
+    spare: int = _failure(0, COUNT, "how many of the -n workers are not started; `odsgd join` adds them later",
+                          otherwise="0")
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOptions(JobOptions, HostOptions):
     """One launch, checked: options that do not go together are refused with ConfigError."""
 
-    image: Optional[str] = _option(None, Kind("IMAGE", "text", as_text), "image of the pods, with odsgd in it",
-                                   launcher="kubernetes")
+    image: Optional[str] = _option(None, Kind("IMAGE", "text", as_text), "container image of the pods, with odsgd in "
+                                   "it", launcher="kubernetes")
     name: Optional[str] = _option(None, LABEL, "name of the job", launcher="kubernetes",
                                   otherwise="odsgd- and six letters")
-    namespace: Optional[str] = _option(None, LABEL, "namespace of Kubernetes", launcher="kubernetes",
+    namespace: Optional[str] = _option(None, LABEL, "Kubernetes namespace of the job", launcher="kubernetes",
                                        otherwise="kubectl's own")
     resources: Optional[Dict[str, str]] = _option(None, RESOURCES, "resources of each pod, e.g. "
                                        "cpu=4,memory=8Gi,nvidia.com/gpu=1", launcher="kubernetes")
-    pod: Optional[str] = _option(None, FILE, "YAML with the rest of a pod's spec: "
-                                 "volumes, nodeSelector, ...", launcher="kubernetes")
-    dry_run: bool = _option(False, FLAG, "show the manifests, and do nothing", launcher="kubernetes")
+    pod: Optional[str] = _option(None, FILE, "YAML file with the rest of a pod's spec: volumes, nodeSelector, ...",
+                                 launcher="kubernetes")
+    dry_run: bool = _option(False, FLAG, "print the manifests, and start nothing", launcher="kubernetes")
 
     def __post_init__(self) -> None:
         if not self.num_workers.most:

@@ -39,9 +39,9 @@ from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
 
 DESCRIPTION = """\
-Train a network with one of the methods of odsgd. Several workers:
+Train a network with one of the methods of odsgd. To use several workers:
   odsgd launch -n WORKERS -s SERVERS odsgd train [options]
-One process alone: `--kvstore local`. Flags take - or _ between words."""
+For a single process: `--kvstore local`. Flags take - or _ between words."""
 SET_BY_THE_RUN = ("learning_rate", "lr_scheduler", "rescale_grad", "param_idx2name", "sym")
 FIRST = ("dataset", "model", "kvstore", "lr", "epochs", "out")
 

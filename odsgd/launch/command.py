@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Start the scheduler, the servers and the workers of a job, and watch over them.
-COMMAND is what each worker runs; this Python runs a .py file.
+Each worker runs COMMAND; if that is a .py file, this Python runs it.
 Flags take - or _ between words.
 
   odsgd launch -n 2 -s 1 script.py

@@ -15,13 +15,13 @@ PAGE = "report.html"
 def main(argv: List[str]) -> int:
     """Print the table of the runs named, and write the page."""
     parser = Parser("; `odsgd report --help` says how", prog="odsgd report",
-                    description="Print a table of runs (accuracy, speed and, of asynchronous ones, staleness) "
-                    "and write a page about them, with pictures of accuracy by epoch and by time, of throughput, of "
-                    "staleness, and of where the time of an iteration goes (of runs with --trace).")
-    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="the folder of a run, its --out")
+                    description="Print a table of runs (accuracy, speed and, for asynchronous runs, staleness), "
+                    "and write a page with pictures: accuracy by epoch and by time, throughput, staleness, and, for "
+                    "runs with --trace, how an iteration spends its time.")
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="folder of a run (its --out)")
     parser.add_argument("-o", dest="out", metavar="FILE.html", type=Path,
-                        help=f"the page (default: {PAGE} in the folder of the run, or of all runs)")
-    parser.add_argument("--table", action="store_true", help="print the table, write no page")
+                        help=f"file of the page (default: {PAGE} in the folder of the run, or of all runs)")
+    parser.add_argument("--table", action="store_true", help="print the table only, and write no page")
     options = parser.parse_args(argv)
     path = options.out or Path(os.path.commonpath([folder.resolve() for folder in options.runs])) / PAGE
     if path.suffix != ".html":

@@ -15,17 +15,17 @@ USAGE = """usage: odsgd trace merge DIR [-o FILE]
        odsgd trace summary DIR|FILE ... [--iterations FIRST:STOP]
        odsgd trace draw DIR|FILE ... -o FIGURE.png [--iterations FIRST:STOP]
 
-Timelines of jobs that ran with `odsgd train --trace DIR`. DIR holds a file of
-each process; copy other hosts' files into it.
+Show timelines of jobs that ran with `odsgd train --trace DIR`. DIR holds one
+file of each process; copy the files of other hosts into it.
 
-merge    puts them into one file on one clock, for https://ui.perfetto.dev or
-         chrome://tracing (default: DIR/{merged})
-summary  prints which part of its time each worker computes, waits for
-         exchanges, and is idle
-draw     draws compute and communication, a panel for each trace, below each
-         other on the same scale
+merge    puts the files into one, with one clock, for https://ui.perfetto.dev
+         or chrome://tracing (default: DIR/{merged})
+summary  prints for each worker which part of its time it computes, waits for
+         exchanges, or is idle
+draw     draws computing and communication: a panel for each trace, all on the
+         same scale
 
-Iterations are counted from 0; FIRST:STOP are FIRST to STOP - 1.
+Iterations count from 0; FIRST:STOP means FIRST to STOP - 1.
 
 example:
   odsgd launch -n 2 -s 1 odsgd train --kvstore odsgd --warmup 2 \\

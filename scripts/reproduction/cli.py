@@ -22,9 +22,9 @@ from scripts.reproduction.declarations import SCALES, SOURCES, STATES, Item, Tri
 from scripts.reproduction.run import Folders, again, differing, run
 
 DESCRIPTION = """\
-Run the tables and figures of five papers, and write pages with the papers'
-numbers beside ours. A run that was stopped goes on from its checkpoint when
-the same command is given again.
+Repeat the trainings behind the tables and figures of five papers, and write
+pages with the papers' numbers beside ours. A stopped run goes on from its
+checkpoint when the same command is given again.
 
   scripts/reproduce --list
   scripts/reproduce od-sgd/table-1 --data-dir DIR --seeds 3 --budget 2h
@@ -73,21 +73,21 @@ def _parser() -> Parser:
     parser = Parser("; `scripts/reproduce --help` says how", prog="scripts/reproduce", description=DESCRIPTION,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("items", metavar="PAPER/ITEM", nargs="*", help="tables and figures, or a whole PAPER")
-    add("--list", action="store_true", help="every table and figure by its state, and how many of its cells have run")
-    add("--report", action="store_true", help="write the pages from the results that are there")
+    add("items", metavar="PAPER/ITEM", nargs="*", help="tables and figures to run, or a whole PAPER")
+    add("--list", action="store_true", help="list tables and figures by state, and how many of their cells ran")
+    add("--report", action="store_true", help="write the pages from the results so far")
     add("--again", metavar=("PAPER/ITEM", "SCALE", "CELL", "SEED"), nargs=4,
-        help="run what a result has once more, and compare the numbers")
-    add("--plan", action="store_true", help="run all that the plan of seeds has and that is not there, in its order")
-    add("--scale", choices=SCALES, help="the paper's, or a smaller one (default: the smaller one where there is one)")
-    add("--seeds", metavar="N", type=_positive, default=3, help="runs of each cell, with seeds from 0 on (default: 3)")
-    add("--cells", metavar="GLOB", default="*", help="only the cells with such names, e.g. 'odsgd-*'")
-    add("--budget", metavar="TIME", type=_seconds, default=math.inf, help="stop after so long, e.g. 90s, 30m or 2h")
+        help="repeat one finished run, and compare the numbers")
+    add("--plan", action="store_true", help="run what is left of the plan of seeds, in its order")
+    add("--scale", choices=SCALES, help="size of the runs (default: the smallest that there is)")
+    add("--seeds", metavar="N", type=_positive, default=3, help="runs of each cell; seeds 0 to N - 1 (default: 3)")
+    add("--cells", metavar="GLOB", default="*", help="only cells with such names, e.g. 'odsgd-*' (default: all)")
+    add("--budget", metavar="TIME", type=_seconds, default=math.inf, help="stop after this time, e.g. 90s, 30m or 2h")
     add("--jobs", metavar="N", type=_positive, default=os.cpu_count() or 1, help="runs at a time (default: one a core)")
     add("--data-dir", metavar="DIR", type=Path, help="folder with mnist/ and cifar10/")
-    add("--results", metavar="DIR", type=Path, default=ROOT / "docs" / "results", help="(default: docs/results)")
-    add("--runs", metavar="DIR", type=Path, default=ROOT / "runs" / "reproduce", help="folder of the runs (default: "
-        "runs/reproduce)")
+    add("--results", metavar="DIR", type=Path, default=ROOT / "docs" / "results", help="default: docs/results")
+    add("--runs", metavar="DIR", type=Path, default=ROOT / "runs" / "reproduce", help="folder of all runs' files "
+        "(default: runs/reproduce)")
     return parser
 
 
@@ -191,7 +191,7 @@ def listed(folder: Path) -> str:
 
 
 def _because(item: Item) -> str:
-    """How an item is smaller here than in its paper, which preset is ready for it, or why it cannot be had."""
+    """How an item is smaller here than in its paper, which preset is ready for it, or why it cannot be run."""
     how = ""
     if item.state == "none":
         how = item.note

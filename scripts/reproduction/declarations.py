@@ -67,7 +67,7 @@ SOURCES = (*PAPERS, BEYOND)
 STATES = {
     "run": "runs here",
     "preset": "needs ImageNet or GPUs; a preset is ready",
-    "none": "cannot be had",
+    "none": "cannot be run here",
     "own": "in none of the papers",
     "drawing": "a drawing or a table without results",
 }

@@ -17,10 +17,10 @@ from odsgd.lab.bench.systems import AUTO, OURS, System, parse
 from odsgd.virtual.description import PAYLOAD, RATE, TIME
 
 DESCRIPTION = """\
-Say what to expect of every store on a cluster: time per iteration, samples
-per second, staleness, memory, and what limits it. Only a simulation is run.
-PROFILE describes the cluster and how long its parts take
-(docs/how-to/virtual.md). Without one, say how long a worker computes.
+Predict for every store on a cluster: time per iteration, samples per second,
+staleness, memory, and what limits the speed. This only runs a simulation.
+The first argument is a PROFILE, which describes the cluster and its times
+(docs/how-to/virtual.md). Without one, give the computing time of a worker.
 
   odsgd advise --compute 400ms --model 25.6M --workers 2 --rate 1gbit \\
     --batch-size 32
@@ -54,33 +54,33 @@ class AdviseConfig:
     """One question to the adviser, checked."""
 
     profile: str
-    model: Optional[str] = option(
-        None, MODEL, "how many parameters: a number as 25.6M or 50k, a model of `odsgd bench`, or one of `odsgd train` "
-        "for 32x32 images of 10 classes", group="The cluster")
+    model: Optional[str] = option(None, MODEL, "number of parameters, as 25.6M or 50k; or a model of `odsgd bench`, or "
+                                  "one of `odsgd train` for 32x32 images of 10 classes", group="The cluster")
     workers: Tuple[int, ...] = option((), integers(1), "numbers of workers", group="The cluster",
                                       otherwise="the profile's")
-    compute: Optional[float] = option(None, TIME, "of an iteration's passes, as 400ms, in place of a profile or of its "
-                                      "own", group="The cluster", otherwise="the profile's")
-    rate: Optional[float] = option(None, RATE, f"rate of all hosts' links; {100 * PAYLOAD:.0f} % of it are payload",
+    compute: Optional[float] = option(None, TIME, "computing time of an iteration, e.g. 400ms, instead of a profile or "
+                                      "of the profile's own", group="The cluster", otherwise="the profile's")
+    rate: Optional[float] = option(None, RATE, f"rate of all links; {100 * PAYLOAD:.0f} % of it carry data",
                                    group="The cluster", otherwise="the profile's goodput")
-    batch_size: int = option(0, integer(0), "samples per worker and iteration; 0: tells gradients per second",
+    batch_size: int = option(0, integer(0), "samples per worker and iteration; 0: show gradients per second",
                              group="The cluster")
-    stores: Tuple[str, ...] = option(tuple(OURS), several(STORE), "stores to look at",
-                                     group="What is looked at", otherwise="all")
-    servers: Tuple[str, ...] = option(
-        ("1", "2", "4", AUTO), several(SERVERS), "how many servers, on hosts of their own and no more than "
-        "workers; auto: one beside every worker", group="What is looked at", otherwise="1,2,4,auto")
-    codecs: Tuple[str, ...] = option((), several(CODEC), "codecs, each both ways", group="What is looked at",
-                                     otherwise="none, and those that the profile has times of")
-    intervals: Tuple[int, ...] = option((1, 4), integers(1), "T, iterations between exchanges of stores that have it",
-                                        group="What is looked at", otherwise="1,4")
-    systems: Tuple[System, ...] = option((), several(SYSTEM), "these systems alone, as `odsgd bench` writes "
-                                                 "them", group="What is looked at")
-    now: Optional[System] = option(None, SYSTEM, "the system in use; what to change first is said of it",
-                                           group="What is told", otherwise="the fastest that exchanges every iteration")
-    lines: int = option(20, integer(0), "of the table; where it is longer, the fastest of each store; 0: all",
-                        group="What is told")
-    json: Optional[str] = option(None, PATH, "write everything there", group="What is told")
+    stores: Tuple[str, ...] = option(tuple(OURS), several(STORE), "stores to compare", group="What is compared",
+                                     otherwise="all")
+    servers: Tuple[str, ...] = option(("1", "2", "4", AUTO), several(SERVERS), "numbers of servers on hosts of their "
+                                      "own, not more than workers; auto: one beside every worker",
+                                      group="What is compared", otherwise="1,2,4,auto")
+    codecs: Tuple[str, ...] = option((), several(CODEC), "codecs to compare, each in both directions",
+                                     group="What is compared",
+                                     otherwise="none, and those whose times are in the profile")
+    intervals: Tuple[int, ...] = option((1, 4), integers(1), "values of T (iterations between exchanges) for stores "
+                                        "that have this option", group="What is compared", otherwise="1,4")
+    systems: Tuple[System, ...] = option((), several(SYSTEM), "compare only these systems, written as for `odsgd "
+                                         "bench`", group="What is compared")
+    now: Optional[System] = option(None, SYSTEM, "the system that you use now; the advice says what to change first",
+                                   group="Output", otherwise="the fastest that exchanges every iteration")
+    lines: int = option(20, integer(0), "longest table, in lines; a longer one has the fastest of each store; 0: all",
+                        group="Output")
+    json: Optional[str] = option(None, PATH, "file for all results", group="Output")
 
     @classmethod
     def from_flags(cls, argv: Sequence[str]) -> "AdviseConfig":

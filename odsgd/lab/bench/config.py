@@ -20,9 +20,9 @@ from odsgd.lab.bench import models, systems
 from odsgd.lab.cluster import links
 
 DESCRIPTION = """\
-Measure how long an iteration of several systems takes on the same links: on
+Measure how long an iteration takes with several systems on the same links: on
 an emulated cluster (`odsgd cluster`; Linux, root), or with `--rates none` on
-this machine's loopback. The jobs are interleaved and repeated.
+this machine's loopback. The jobs of all systems alternate and are repeated.
 
   odsgd bench --systems mxnet/dist_sync@1,ssgd,odsgd --models cnn \\
     --compute 34ms --rates 1gbit --workers 2,4
@@ -103,37 +103,36 @@ class BenchConfig:
         ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), 25.6M "
         "(ResNet-50), 138M (VGG-16), 355M (a transformer), 5000x1000 (as many tensors), 5M (one), or one of `odsgd "
         "train`, for 32x32 images of 10 classes")
-    compute: Tuple[ComputingTime, ...] = _what(
-        (), several(COMPUTE), "T_cop, how long the emulated accelerator computes per iteration, several in turn: "
-        "272ms; cnn=34ms for one model; wire/5, 2wire: of the time the links need with one server; 0: the exchange "
-        "alone (default)")
-    dtype: str = _what("float32", DTYPE, "of weights and gradients: float32, or float16 on MXNet; servers have float32")
-    workers: Tuple[int, ...] = _what((2,), integers(1), "numbers of workers")
-    rates: Tuple[str, ...] = _what(
-        (NO_CLUSTER,), several(RATE), "rates of the hosts' links, each way: 1gbit; none: this machine's loopback")
-    repeat: int = _how(5, integer(1), "jobs per system and number of workers, interleaved")
-    seconds: float = _how(
-        4.0, real(above=0), "length of one measurement, estimated from T_cop + T_wire; at least 8 iterations")
-    warm_up: int = _how(3, integer(1), "iterations before a measurement that do not count")
-    timeout_s: float = _how(240.0, real(above=0), "a job that takes longer is ended and counts as failed")
-    torch_python: Optional[str] = _how(
-        None, PATH, "Python with PyTorch, for torch/ddp; without it those systems are left out")
-    horovod_python: Optional[str] = _how(
-        None, PATH, "Python with Horovod's MXNet build, for horovod/mxnet; the same")
-    batch_size: int = _output(
-        0, integer(0), "samples per worker and iteration: shows the samples per second of all workers; 0: not")
-    baseline: Optional[str] = _output(
-        None, TEXT, "one of the systems: shows how much faster others are (Eq. 7 of the OD-SGD paper)")
+    compute: Tuple[ComputingTime, ...] = _what((), several(COMPUTE), "T_cop: how long the emulated accelerator "
+                                               "computes per iteration; each value is measured: 272ms; cnn=34ms for "
+                                               "one model; wire/5, 2wire: of the time that the links need with one "
+                                               "server; 0 (default): the exchange alone")
+    dtype: str = _what("float32", DTYPE, "type of weights and gradients: float32, or float16 on MXNet (but not on "
+                       "servers)")
+    workers: Tuple[int, ...] = _what((2,), integers(1), "numbers of workers; each is measured")
+    rates: Tuple[str, ...] = _what((NO_CLUSTER,), several(RATE), "rates of the hosts' links in each direction, e.g. "
+                                   "1gbit; none: this machine's loopback")
+    repeat: int = _how(5, integer(1), "number of jobs for each system and number of workers, interleaved")
+    seconds: float = _how(4.0, real(above=0), "seconds of one measurement, estimated from T_cop + T_wire; at least 8 "
+                          "iterations")
+    warm_up: int = _how(3, integer(1), "iterations before a measurement, which do not count")
+    timeout_s: float = _how(240.0, real(above=0), "seconds after which a job is ended and counts as failed")
+    torch_python: Optional[str] = _how(None, PATH, "Python with PyTorch, for torch/ddp, which is left out without it")
+    horovod_python: Optional[str] = _how(None, PATH, "Python with Horovod's MXNet build, for horovod/mxnet, likewise")
+    batch_size: int = _output(0, integer(0), "samples per worker and iteration, to show the samples per second of all "
+                              "workers; 0: not shown")
+    baseline: Optional[str] = _output(None, TEXT, "one of the systems, to show how much faster the others are (Eq. 7 "
+                                      "of the OD-SGD paper)")
     columns: Tuple[str, ...] = _output(
         (), several(COLUMN), "more columns: cpu (of a worker and of a server, per iteration), memory (their largest, "
         "and as multiples of the model; a job then measures one model), size (milliseconds per million parameters)")
-    title: str = _output("Benchmark", TEXT, "headline of the Markdown and the picture")
-    note: str = _output("", TEXT, "text below the headline")
-    reference: str = _output("", TEXT, "what the numbers of `reference_values` are")
-    reference_values: Dict[str, float] = _output(
-        {}, REFERENCES, "others' numbers to stand beside ours, by RATE/WORKERS/MODEL/SYSTEM")
-    markdown: Optional[str] = _output(None, PATH, "write the tables and the configuration there")
-    json: Optional[str] = _output(None, PATH, "write every measured value there")
+    title: str = _output("Benchmark", TEXT, "title of the Markdown page and the picture")
+    note: str = _output("", TEXT, "text below the title")
+    reference: str = _output("", TEXT, "description of the numbers in --reference-values")
+    reference_values: Dict[str, float] = _output({}, REFERENCES, "others' numbers to show beside ours, by "
+                                                 "RATE/WORKERS/MODEL/SYSTEM")
+    markdown: Optional[str] = _output(None, PATH, "file for the tables and the configuration")
+    json: Optional[str] = _output(None, PATH, "file for every measured value")
 
     @classmethod
     def from_flags(cls, argv: Sequence[str]) -> BenchConfig:

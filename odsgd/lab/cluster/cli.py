@@ -25,17 +25,17 @@ USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE]
        odsgd cluster up|run --like FILE ...
        odsgd cluster down [--name NAME | --all]
 
-An emulated cluster on this machine (Linux, root): hosts in network namespaces,
-their links as slow as you say. `run` runs a command on its launching machine;
-with --hosts it brings a cluster up for it, and takes it down after it.
-`@hosts` in the command becomes the path of the hosts file.
+Emulate a cluster on this machine (Linux, root): its hosts are network
+namespaces, and its links are as slow as you say. `run` runs a command on the
+launching machine of a cluster; with --hosts it brings a cluster up for the
+command only. In the command, `@hosts` becomes the path of the hosts file.
 
---like     takes the hosts of FILE, which describes a virtual cluster
-           (docs/how-to/virtual.md): first its workers', then its servers',
-           with links that carry its goodput
+--like     the hosts and links are those of FILE, which describes a virtual
+           cluster (docs/how-to/virtual.md): the hosts of its workers, then
+           those of its servers
 --own-tmp  each host has an empty /tmp of its own
 
-example, OD-SGD on four hosts with links of 1 Gbit/s, a server beside each
+Example: OD-SGD on four hosts with links of 1 Gbit/s, and a server beside each
 worker:
   odsgd cluster run --hosts 4 --rate 1gbit \\
     odsgd launch -n 4 -s auto -H @hosts odsgd train --kvstore odsgd
@@ -65,7 +65,7 @@ def up(argv: List[str]) -> int:
 def run(argv: List[str]) -> int:
     """Run a command on a cluster that is up, or bring one up for it."""
     parser = _parser(None, shape=True)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on the launching machine")
     options = parser.parse_args(argv)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -84,7 +84,7 @@ def run(argv: List[str]) -> int:
 def down(argv: List[str]) -> int:
     """Take a cluster down, or every cluster."""
     parser = _parser(DEFAULT_NAME)
-    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--all", action="store_true", help="take every cluster down")
     options = parser.parse_args(argv)
     check_machine()
     known = clusters()
@@ -125,11 +125,11 @@ def _attend(cluster: Cluster, command: Sequence[str]) -> int:
 
 def _parser(name: Optional[str], shape: bool = False) -> Parser:
     parser = Parser(" (see odsgd cluster --help)", prog="odsgd cluster", usage=USAGE[7:].rstrip())
-    parser.add_argument("--name", default=name)
+    parser.add_argument("--name", default=name, help="name of the cluster (default: default)")
     if shape:
-        parser.add_argument("--hosts", type=int)
-        parser.add_argument("--rate")
-        parser.add_argument("--like", metavar="FILE")
-        parser.add_argument("--own-tmp", action="store_true")
-        parser.add_argument("--host-rate", action="append", default=[])
+        parser.add_argument("--hosts", type=int, metavar="N", help="number of hosts")
+        parser.add_argument("--rate", help="rate of every link, e.g. 1gbit (default: no limit)")
+        parser.add_argument("--like", metavar="FILE", help="description of a virtual cluster to emulate")
+        parser.add_argument("--own-tmp", action="store_true", help="give each host an empty /tmp of its own")
+        parser.add_argument("--host-rate", metavar="HOST=RATE", action="append", default=[], help="of one host's link")
     return parser

@@ -15,11 +15,11 @@ from odsgd.virtual import description
 DEFAULT = "cluster.yaml"
 USAGE = f"""usage: odsgd profile [--write FILE] [options of odsgd train]
 
-Measure what the description of a virtual cluster needs, and write it to FILE
-({DEFAULT}): how long the layers of this network take on this machine,
-forward and backward, and how that varies; what its processor takes for
-buckets, as a worker and as a server. In a job also the links, and what a
-message costs:
+Measure this machine for a virtual cluster, and write its description to FILE
+(default: {DEFAULT}): how long the layers of a network take, forward and
+backward, and how much that varies; how long the processor takes for buckets,
+as a worker and as a server. In a job it also measures the links, and the
+cost of a message:
 
   odsgd profile --model resnet18_v2 --dataset cifar10 --data-dir DIR
   odsgd launch -n 2 -s 1 -H hosts odsgd profile --model resnet18_v2 \\

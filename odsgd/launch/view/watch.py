@@ -25,10 +25,10 @@ Cell = Callable[[Facts], str]
 
 def main(argv: List[str]) -> int:
     """Show a job until it has ended, or once."""
-    parser = parser_of("watch", "Show how a running job stands: per worker and server its iteration, rate, share of "
-                       "time waiting for weights, bytes, staleness and lag. On the machine and as the user that "
-                       "launched it. Ctrl-C ends the watching, not the job.")
-    parser.add_argument("--once", action="store_true", help="print it once, as it is done without a terminal")
+    parser = parser_of("watch", "Show the state of a running job: for each worker and server its iteration, rate, "
+                       "share of time spent waiting for weights, bytes, staleness and lag. Run this on the machine and "
+                       "as the user that launched the job. Ctrl-C ends the watching, not the job.")
+    parser.add_argument("--once", action="store_true", help="print it once and end, as without a terminal")
     options = parser.parse_args(argv)
     job = found(options.job)
     if options.once or not sys.stdout.isatty():
@@ -43,8 +43,8 @@ def parser_of(command: str, description: str) -> Parser:
     """The parser of a command about a running job."""
     parser = Parser(f"; `odsgd {command} --help` says how", prog=f"odsgd {command}", description=description)
     parser.add_argument("job", metavar="RUN-or-JOB", nargs="?",
-                        help="the folder of its run, or the number of its launcher's process; may be left out where "
-                        "only one job runs")
+                        help="folder of the job's run, or number of the launcher's process; not needed where only one "
+                        "job runs")
     return parser
 
 
