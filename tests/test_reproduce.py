@@ -909,7 +909,7 @@ def test_what_diverged_says_so(tmp_path: Path, tiny: Paper) -> None:
 def test_a_smaller_scale_says_what_differs_at_every_scale_too(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("scales: {small:", "scales: {paper: {differs: [the data]}, small:"))
     text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
-    assert "- all of it\n\nAnd, unless that says otherwise, what differs at every scale:\n\n- the data\n" in text
+    assert "- all of it\n\nAnd, unless these say otherwise, what differs at every scale:\n\n- the data\n" in text
 
 
 def test_every_picture_is_on_a_page() -> None:

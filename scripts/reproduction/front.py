@@ -18,66 +18,67 @@ from scripts.reproduction.measures import CONFIDENCE
 from scripts.reproduction.results import Key, Result
 
 HOW_TO_READ = f"""\
-These pages are written by `scripts/reproduce --report` from the files in [data](data) and the declarations' notes; do
-not edit them. How a cell is run, and the rest of them with one command: [reproduce](../how-to/reproduce.md).
+`scripts/reproduce --report` writes these pages from the files in [data](data) and the texts of the declarations; do not
+edit them. [Reproduce](../how-to/reproduce.md) says how a cell is run, and how one command runs all the others.
 
-- **Sizes.** *Scale paper* is the paper's own size; *medium* has all examples, the paper's mini-batch and its rates, in
-  fewer epochs; *small* is smaller still, often a part of the data. *Share* is the part of the paper's training that
-  our runs have, by examples. A verdict at a few per cent is one about short trainings; in longer ones a delay may cost
+- **Sizes.** *Scale paper* is the paper's own size. *Medium* has all examples, and the paper's mini-batch and rates, but
+  fewer epochs. *Small* is smaller still, often with a part of the data. *Share* is the part of the paper's training
+  that our runs have, by examples. A verdict at a few per cent is about short trainings; in longer ones a delay may cost
   less.
-- **Numbers.** One with × is a quotient of the two cells that are named; any other is a difference between them, in
-  points. In tables of results, ours are means over seeds with the standard deviation.
+- **Numbers.** A number with × is a quotient of the two cells that are named; any other is their difference, in points.
+  In tables of results, our numbers are means over seeds, with the standard deviation.
 - **Intervals.** A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence
-  interval (Student's t). It covers chance in training and not in the choice of the test set. Where it is narrower than
-  the last digit only the number stands there. Many claims are tested, so one in twenty of those at the edge may be
-  chance.
-- **Signs.** ✓ the claim holds: the interval is inside of what it says. ✗ it does not hold: the interval is outside.
-  ? it is open: neither, or a single seed. Times are those of a simulated cluster, where ✓ and ✗ mean *reproduced in the
-  simulator* and *not reproduced in the simulator*; "certain" means that a claim cannot fail there.
-- **Several comparisons.** Some claims need more than one. Such a claim holds if all of them hold. It does not hold if
-  one fails at a stricter level, 1 - 0.05/k for k comparisons; where that alone keeps the claim open, the stricter
-  interval is shown, as "at 98.3 % confidence". A table shows the worst comparison, "worst of 3: A - B", and the paper's
-  number of the same. Where nothing has run, it shows the paper's number that is the closest to the limit.
-- **Plans.** How many seeds a claim gets is planned. It is decided when all planned runs are there, "as planned"; before
-  that, and without a plan, by the runs that were there when plans were made, if they are enough.\
+  interval (Student's t). This covers chance in training, but not in the choice of the test set. If the interval is
+  narrower than the last digit, only the number is shown. Many claims are tested, so one in twenty of those at the edge
+  may be chance.
+- **Signs.** ✓ the claim holds: the whole interval agrees with it. ✗ the claim does not hold: the whole interval
+  disagrees with it. ? the claim is open: neither is true, or there is a single seed. Times are those of a simulated
+  cluster: there ✓ and ✗ mean *reproduced* and *not reproduced in the simulator*, and "certain": it cannot fail there.
+- **Several comparisons.** A claim with several comparisons holds if all of them hold. It does not hold if one fails at
+  a stricter level, 1 - 0.05/k for k comparisons. If that alone keeps the claim open, the stricter interval is shown,
+  with "at 98.3 % confidence". A table shows the worst comparison ("worst of 3: A - B") and the paper's number for it.
+  If nothing has run, the table shows the paper's number that is the closest to the limit.
+- **Plans.** A plan says how many seeds a claim gets. When all planned runs are there, they decide the claim ("as
+  planned"). Before that, and without a plan, the runs that were there before the plans decide, if they are enough.\
 """.replace("95%", "95 %")
 
 BEFORE = ("before there was a plan of seeds (82 claims, at b0c33e8)", 12, 1, 35, 17, 9, 8)
-"""The counts of then, in the columns of now."""
+"""The counts at that time, in the columns of now."""
 
 FEWER = """\
 Of learning:
 
-- The one claim of a paper that did not hold is open now: a delayed update loses at most 1.5 points (Table 2). With 8
+- The only claim of a paper that did not hold is open now: a delayed update loses at most 1.5 points (Table 2). With 8
   threads, in 4 % of the training, ours loses more: {delayed-update/table-2/small: prop-8.accuracy - conv-8.accuracy}.
-  But the claim is about the end of the training, and no run of that length is there.
-- One does not hold, in 2 % of the training: SASGD, EAMSGD and Downpour do not converge alike with 2 learners (Figure
-  9). In training Downpour's own weights do as well as SASGD's; its global weights, which are tested, do worse.
-- Two that held are open again: SASGD's Figure 2, because its test was changed when there were runs, and OD-SGD's Table
-  2 (12 workers), because larger runs are planned.
+  But the claim is about the end of the training, and we have no run of that length.
+- One claim does not hold now, in 2 % of the training: with 2 learners SASGD, EAMSGD and Downpour do not converge alike
+  (Figure 9). Downpour's local weights are as good in training as SASGD's; its global weights, which we test, are not.
+- Two claims that held are open again: SASGD's Figure 2, because its test was changed after the first runs, and OD-SGD's
+  Table 2 (12 workers), because larger runs are planned.
 
 Of times:
 
-- The links of OD-SGD's Table 5 are fitted to SSGD's six numbers alone. Since then the simulator does not reproduce
+- The links of OD-SGD's Table 5 are now fitted only to SSGD's six numbers. Since then the simulator does not reproduce
   that DC-ASGD is slower than SSGD on InfiniBand (Figure 18), or that ASGD is the fastest on Ethernet at every size
-  (Figure 17, which was open), and whether the speed falls as the cluster grows (Table 5) is open.
-- Three tests are stricter. Staleness-aware ASGD's "22 to 28 times" (Figure 2) is tested at both ends, and its runs come
-  to more. "D-Sync pays for compressing, which Pipe-SGD hides" is tested in both halves: D-Sync does pay, but Pipe-SGD
-  does not hide it. Figure 12 of OD-SGD is tested after the warm-up, and open.
-- Two that were open are decided: how soon OD-SGD is at its best (Figure 10; the whole training has run), and that ASGD
-  is faster than SSGD (Figure 2 of staleness-aware ASGD; more seeds)."""
+  (Figure 17, which was open). It is open whether the speed falls as the cluster grows (Table 5).
+- Three tests are stricter. Staleness-aware ASGD's "22 to 28 times" (Figure 2) is tested at both ends, and our runs are
+  faster. Both halves of "D-Sync pays for compression, and Pipe-SGD hides its cost" are tested: D-Sync does pay, but
+  Pipe-SGD does not hide the cost. Figure 12 of OD-SGD is tested after the warm-up, and open.
+- Two open claims are decided: how soon OD-SGD reaches its best accuracy (Figure 10; the whole training has run), and
+  that ASGD is faster than SSGD (Figure 2 of staleness-aware ASGD; there are more seeds)."""
 
 LEAD = """\
 **In short.** With MobileNet on MNIST, over the paper's whole training, OD-SGD and SSGD end within 0.2 points of each
 other (3 seeds). On CIFAR-10 OD-SGD ends lower: by 0.8 points with ResNet18 over the whole training (one seed), by 1.8
-with ResNet-20 after 40 epochs (3 seeds; that may be chance), and by 14 with ResNet-20 after 10 epochs (6 seeds, with 15
-iterations of warm-up, where the paper advises 3 epochs). {open} of the paper's {claims} claims about accuracy are open:
-they want longer runs, more seeds or ImageNet. In a simulated cluster of 4 workers OD-SGD is 1.3 to 1.5 times as fast as
-SSGD on Ethernet (the paper: 1.6 to 1.7 times) and hardly faster on InfiniBand (1.3 times); with 12 workers it is 1.1
-and 1.3 times as fast (1.4 and 1.3). It is about as fast as ASGD there, and faster on InfiniBand with 12 workers.
+with ResNet-20 after 40 epochs (3 seeds; this may be chance), and by 14 with ResNet-20 after 10 epochs (6 seeds, with 15
+iterations of warm-up; the paper advises 3 epochs). {open} of the paper's {claims} claims about accuracy are open: they
+need longer runs, more seeds or ImageNet. In a simulated cluster of 4 workers OD-SGD is 1.3 to 1.5 times as fast as SSGD
+on Ethernet (the paper: 1.6 to 1.7 times) and hardly faster on InfiniBand (the paper: 1.3 times). With 12 workers it is
+1.1 times as fast on Ethernet (the paper: 1.4) and 1.3 times on InfiniBand (the paper: 1.3). There it is about as fast
+as ASGD, and faster on InfiniBand with 12 workers.
 
-The longest trainings with 4 workers so far, test accuracy in %. Difference: OD-SGD minus SSGD, over the seeds run with
-both, with a 95 % interval.
+This table has the longest trainings with 4 workers so far, with the test accuracy in %. The difference is OD-SGD minus
+SSGD, over the seeds that both have run, with a 95 % interval.
 
 | network, data, OD-SGD's local update | epochs | OD-SGD | SSGD | difference | OD-SGD, the paper | SSGD, the paper |
 |---|---|---|---|---|---|---|
@@ -92,15 +93,14 @@ both, with a 95 % interval.
 {od-sgd/gap-resnet20/medium: sgd-100.accuracy - ssgd-100.accuracy, seeds} | 92.14 (DC-ASGD-c) | 92.12 |
 
 With ResNet18 both are some 6 points below the paper, perhaps because its code mirrors images at random and these runs
-do not. Our ResNet-20 warms up for 58 iterations; the paper's number is of 3 epochs of warm-up, 294 iterations. No run
+do not. Our ResNet-20 warms up for 58 iterations; the paper's number has 3 epochs of warm-up, 294 iterations. No run
 uses ImageNet.
 
-{lost} of the {all} results, all those [from a GPU](../how-to/reproduce.md#on-a-gpu), were made with a commit that no
-longer exists: the 160 epochs of ResNet18, and the 10 and 40 of ResNet-20. Every other result names a commit of the
-history.
+{lost} of the {all} results, all those [from a GPU](../how-to/reproduce.md#on-a-gpu), name a commit that is lost: the
+160 epochs of ResNet18, and the 10 and 40 of ResNet-20. Every other result names a commit of the history.
 
-Times are those of a simulated cluster. OD-SGD is SSGD without a wait there, and with 4 to 12 workers cannot be slower;
-the runs tell by how much it is faster. OD-SGD's samples per second, divided by SSGD's:
+Times are those of a simulated cluster. There OD-SGD is SSGD without its waiting, so with 4 to 12 workers it cannot be
+slower; the runs show how much faster it is. This table has OD-SGD's samples per second, divided by SSGD's:
 
 | network, link | ours | the paper |
 |---|---|---|
@@ -114,19 +114,19 @@ the runs tell by how much it is faster. OD-SGD's samples per second, divided by 
 | ResNet18, InfiniBand (Table 5, 12 workers) \
 | {od-sgd/table-5/small: odsgd-12-ib.speed128 / ssgd-12-ib.speed128} | × 1.27 |
 
-What all runs can tell a reader of the OD-SGD paper:"""
+What all runs together say to a reader of the OD-SGD paper:"""
 
 LOST = "5709844f"
 """The one commit that results name and the history does not have."""
 
 PLAN = """\
-What is to run, and in which order it matters; some turns have begun before earlier ones were done, and what had a GPU
-came first. Of the planned runs {had} were there when their plan was made; a claim that they had suggested is told by
-later seeds alone. Two plans have changed since: for ResNet-20 after 10 and 40 epochs there were to be 3 and 2 seeds,
-and 6 when the GPU's results came; and for MobileNet half an epoch was added, which decides no claim, when 0.2 epochs
-had told nothing. At a scale with a plan, the planned runs of a claim's cells decide it, once all are there, and no
-other runs. With two seeds an interval reaches nine standard deviations to each side: such a plan shows how large an
-effect is, and tells only a large one. The hours are what the runs that are there took, on one core each or [on a
+The plan says which runs follow, the most important first. Some turns began before earlier ones were complete, and runs
+on a GPU came first. {had} of the planned runs were there before their plan; if they suggested a claim, only later seeds
+decide it. Two plans have changed. For ResNet-20 after 10 and 40 epochs we planned 3 and 2 seeds, and 6 when the results
+from the GPU came. For MobileNet we added half an epoch, which decides no claim, when the runs of 0.2 epochs had shown
+nothing. At a scale with a plan, only the planned runs of a claim's cells decide it, once all of them are there. With
+two seeds an interval reaches nine standard deviations to each side: such a plan shows the size of an effect, and
+decides only if the effect is large. The hours are the times of the runs so far, on one core each or [on a
 GPU](../how-to/reproduce.md#on-a-gpu), beside other work."""
 
 SHORT = 84
@@ -155,8 +155,8 @@ def page(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     papers = [paper for paper in papers if paper.name != BEYOND]
     counts = _counts(papers, every)
     parts = ["# The papers' tables and figures", *lead,
-             f"Methods of all papers beside each other, which is in none of them: [beyond the papers]"
-             f"({BEYOND}.md). This table counts the claims of the papers alone, none of ours:",
+             f"A comparison of all papers' methods, which none of them has, is in [beyond the papers]"
+             f"({BEYOND}.md). This table counts the claims of the papers only, none of ours:",
              piped(counts[:-1]), "## How to read these pages", HOW_TO_READ]
     for paper in papers:
         parts += _paper(paper, every[paper.name], loaded[paper.name])

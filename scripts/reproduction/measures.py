@@ -114,9 +114,9 @@ def _exposed_ms(result: Result) -> float:
 MEASURES: Dict[str, Measure] = {
     "accuracy": Measure("test accuracy, %", ".2f", _last("test_accuracy")),
     "accuracy5": Measure("test accuracy at the end, %", ".2f", _smoothed),
-    "learned": Measure("test accuracy of what did not diverge, %", ".2f",
+    "learned": Measure("test accuracy of runs that did not diverge, %", ".2f",
                        lambda result: math.nan if diverged(result) else _last("test_accuracy")(result)),
-    "vibration": Measure("deviation of the steps of the test accuracy from epoch to epoch, second half, points",
+    "vibration": Measure("deviation of the change of the test accuracy from epoch to epoch, second half, points",
                          ".2f", _vibration),
     "early_accuracy": Measure("test accuracy, mean of the first half of the epochs, %", ".2f", _early),
     "error": Measure("test error, %", ".2f", lambda result: 100 - _last("test_accuracy")(result)),
@@ -132,8 +132,8 @@ MEASURES: Dict[str, Measure] = {
     "throughput": Measure("samples/s of all workers", ".0f",
                           lambda result: result.asked["cluster"].get("workers", 1) * _speed(None)(result)),
     "iteration": Measure("ms per iteration", ".1f", _iteration_ms),
-    "exposed": Measure("ms per iteration that are not computing", ".2f", _exposed_ms),
-    "waiting": Measure("share of the time that is not computing, %", ".1f",
+    "exposed": Measure("ms per iteration without computing", ".2f", _exposed_ms),
+    "waiting": Measure("share of the time without computing, %", ".1f",
                        lambda result: 100 * _exposed_ms(result) / _iteration_ms(result)),
     **{f"seconds{mark}": Measure(f"virtual seconds to a test accuracy of {mark} %", ".2f", _reached(mark / 100))
        for mark in (90, 93, 98)},

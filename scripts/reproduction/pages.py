@@ -105,10 +105,10 @@ def _side_by_side(paper: Paper, runs: Runs) -> List[str]:
     for item, soon, cells in shown:
         found = _how_soon(soon, cells)
         columns.append([f"[{item.title}](#{item.name}), {soon[-2:]} %", *(found.get(one.name, "") for one in methods)])
-    return ["## Side by side", "Virtual seconds to the test accuracy that the column names, and in brackets the "
-            "accuracy at the end; means over the seeds that all have. Tests are one epoch apart: times are on a line "
-            "between two of them. A dash: not reached by all, or passed at the first test, where the time would be "
-            "that of an epoch. Empty: not run, or no seed that all have. In bold the fastest of each figure.",
+    return ["## Side by side", "A cell has the virtual seconds until the test accuracy in the head of the column, "
+            "and in brackets the final accuracy: means over the seeds that all methods have. Tests are one epoch "
+            "apart; times are interpolated between two of them. A dash: not all runs reach the accuracy, or they "
+            "pass it at the first test. Empty: not run, or no common seed. Bold: the fastest of each figure.",
             piped(list(zip(*columns)))]
 
 
@@ -214,9 +214,9 @@ def _differences(item: Item, scale: Scale, shown: Sequence[Scale]) -> List[str]:
     head = "Settings" if item.state == "own" else f"Scale `{scale.name}`. What differs from the paper"
     parts = [_list(f"{head}:", scale.differs)]
     if every and item.scales[SCALES[0]] in shown:
-        parts.append("And, unless that says otherwise, what differs at the paper's scale.")
+        parts.append("And, unless these say otherwise, what differs at the paper's scale.")
     elif every:
-        parts.append(_list("And, unless that says otherwise, what differs at every scale:", every))
+        parts.append(_list("And, unless these say otherwise, what differs at every scale:", every))
     return parts
 
 
