@@ -1086,12 +1086,12 @@ def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,
             state = line
     assert {*words} == {item.full_name for item in ITEMS}
     assert words["sasgd/figure-3"] == [
-        "Runs here:", words["sasgd/figure-3"][1], "Caffe's CIFAR-10 network, which computes a fifth as long, "
-        "for the paper's"]
+        "Runs here:", words["sasgd/figure-3"][1], "Caffe's CIFAR-10 network instead of the paper's, which "
+        "computes five times as long"]
     assert words["od-sgd/figure-19"][2:] == ["the runs of table-6"]
     assert words["od-sgd/table-3"][0] == "Needs ImageNet or GPUs; a preset is ready:"
     assert words["od-sgd/table-3"][2:] == ["preset configs/imagenet_resnet50_k80.yaml"]
-    assert words["sasgd/figure-8"][::2] == ["Cannot be had:", "The data are the authors' own and not public."]
+    assert words["sasgd/figure-8"][::2] == ["Cannot be run here:", "The data are the authors' own and not public."]
     assert all(len(words[item.full_name]) == 3 for item in ITEMS
                if item.state in ("preset", "none") or (item.state == "run" and "small" in item.scales))
 
