@@ -101,6 +101,5 @@ class DCASGDA(ASGD):
     class Options(common.CodedOptions):
         lamda: float = option(2.0, real(at_least=0), "strength of the delay compensation", tunable=True,
                               method_specific=True)
-        m: float = option(0.95, real(at_least=0, at_most=1), "decay of the mean of squared gradients",
-                          method_specific=True)
-        epsilon: float = option(1e-7, real(above=0), "small number added under the square root", method_specific=True)
+        m: float = option(0.95, real(at_least=0, at_most=1), "decay of the mean square", method_specific=True)
+        epsilon: float = option(1e-7, real(above=0), "small term under the square root", method_specific=True)

@@ -54,7 +54,7 @@ class SparseLoCo(DiLoCo):
         k: int = option(64, integer(1), "number of floats that a worker sends of each 4,096; it keeps the rest for "
                         "later", tunable=True)
         bits: int = option(2, integer(2), "bits of each float that is sent: 2 or 32", tunable=True)
-        beta: float = option(0.95, real(at_least=0, at_most=1), "share of the unsent rest that lasts to the next "
+        beta: float = option(0.95, real(at_least=0, at_most=1), "share of the unsent rest that is kept for the next "
                              "exchange", tunable=True, method_specific=True)
 
         def check(self) -> None:

@@ -162,7 +162,7 @@ class JobOptions:
                                           "this folder of every host, and run there", launcher="ssh")
     port: int = _option(0, PORT, "TCP port of the scheduler", "-p", "--port", otherwise="a free one; local: none")
     secure: bool = _option(False, FLAG, "encrypt every connection between hosts, and let only processes of this job "
-                           "connect; --port is then the port of the tunnels")
+                           "connect; --port is then the tunnels' port")
     wire: str = _option("", WIRE, "how workers and servers communicate: by ps-lite, or by odsgd's own sockets, without "
                         "MXNet", otherwise="ps-lite where MXNet is installed")
     host_ip: Optional[str] = _option(None, _kind("ADDRESS", "an address", as_text, bool), "address of this machine for "
@@ -176,8 +176,8 @@ class JobOptions:
                                         "--startup-timeout")
     hang_timeout_s: float = _failure(60.0, HANG_TIMEOUT, "a process fails if it is silent, or makes no progress in "
                                      "training, for this long; 0: no limit", "--hang-timeout")
-    max_restarts: int = _failure(0, COUNT, "how many restarts are allowed after failures, each from the newest "
-                                 "checkpoint", otherwise="0")
+    max_restarts: int = _failure(0, COUNT, "how often to restart after failures, from the newest checkpoint",
+                                 otherwise="0")
     rejoin_timeout_s: float = _failure(60.0, SECONDS, "how long a restart waits for a missing host or worker; with "
                                        "MIN:MAX the job then leaves it out", "--rejoin-timeout")
     grow: bool = _failure(False, FLAG, "with MIN:MAX, when a missing host is back, restart with it at the next "
@@ -189,8 +189,7 @@ class JobOptions:
                                    "has not failed")
     on_worker_loss: str = _failure("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or continue an "
                                    "asynchronous one")
-    spare: int = _failure(0, COUNT, "how many of the -n workers are not started; `odsgd join` adds them later",
-                          otherwise="0")
+    spare: int = _failure(0, COUNT, "how many of the -n workers to start later, by `odsgd join`", otherwise="0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +200,7 @@ class LaunchOptions(JobOptions, HostOptions):
                                    "it", launcher="kubernetes")
     name: Optional[str] = _option(None, LABEL, "name of the job", launcher="kubernetes",
                                   otherwise="odsgd- and six letters")
-    namespace: Optional[str] = _option(None, LABEL, "Kubernetes namespace of the job", launcher="kubernetes",
+    namespace: Optional[str] = _option(None, LABEL, "Kubernetes namespace", launcher="kubernetes",
                                        otherwise="kubectl's own")
     resources: Optional[Dict[str, str]] = _option(None, RESOURCES, "resources of each pod, e.g. "
                                        "cpu=4,memory=8Gi,nvidia.com/gpu=1", launcher="kubernetes")

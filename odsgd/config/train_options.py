@@ -163,7 +163,7 @@ class TrainOptions:
                        "network: mlp, lenet, one of the papers' (mlp_500, caffe_cifar10, caffe_cifar10_pixels, "
                        "sasgd_cnn, vgg_f), or a name of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
     weights: Optional[str] = _data(None, PATH, "file of initial weights, e.g. a checkpoint's weights.params; a last "
-                                   "layer of another shape gets random ones", result=False)
+                                   "layer of another shape starts anew", result=False)
     trainable: str = _data("all", name("part", ("all", "last")), "layers that are trained: all, or only the last; the "
                            "others keep their weights and BatchNorm statistics")
     dataset: str = _data("digits", name("data set", tuple(DATASETS)), "data set for training and test")
@@ -227,7 +227,7 @@ class TrainOptions:
                                 "the square root of that (sqrt)")
     lr_warmup_from: float = _schedule(0.0, real(at_least=0), "learning rate at the start of --lr-warmup")
 
-    seed: int = _run(0, integer(0), "random seed of initial weights, data order and augmentation")
+    seed: int = _run(0, integer(0), "random seed of weights, data order and augmentation")
     out: Optional[str] = _run(None, PATH, "folder of the run", result=False,
                               otherwise="runs/DATASET-MODEL-STORE-LOCAL-TRANSPORT, without what the run lacks")
     umask: str = _run("077", UMASK, "umask of the run's files and folders: 077 keeps them private, 022 lets others "
