@@ -62,8 +62,8 @@ class SoftsyncSGD(ASGD):
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        n: Optional[int] = option(None, integer(1), "updates for one push of every worker: the servers collect workers "
-                                  "/ n gradients for each update", tunable=True,
+        n: Optional[int] = option(None, integer(1), "updates per round of pushes (one of each worker): the servers "
+                                  "collect workers / n gradients for each update", tunable=True,
                                   otherwise="the number of workers: an update per push")
         modulate: bool = option(True, FLAG, "divide a gradient's learning rate by its staleness", tunable=True)
 
