@@ -456,7 +456,7 @@ def test_what_keeps_a_claim_from_being_told_is_said(tmp_path: Path) -> None:
         found = claims.ruling(paper, item, claim, {("figure-1", "small"): {"asgd": there}})
         return found.why, found.lacks
     assert ruled('{turn: 1, cells: "*", seeds: 5}', [0]) == (
-        "later runs will tell, not those that suggested it", "0 of 4 planned runs so far")
+        "later runs will decide, not those that suggested it", "0 of 4 planned runs so far")
     assert ruled("{turn: 1, cells: asgd, seeds: 5}", []) == ("not run", "no plan for 1 of its 2 cells")
 
 
@@ -474,7 +474,7 @@ def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> Non
     runs = {("figure-1", "small"): {"asgd": seeds}}
     claim = dataclasses.replace(tiny.items["figure-1"].claims[0], scale="paper")
     assert claims.ruling(tiny, tiny.items["figure-1"], claim, runs) == claims.Ruling(
-        claims.OPEN, "not run at scale `paper`, which alone can tell", lacks="no run is planned")
+        claims.OPEN, "not run at scale `paper`, which alone decides", lacks="no run is planned")
 
 
 def test_a_number_that_is_not_finite_settles_nothing(tiny: Paper, trial: Trial) -> None:
@@ -611,7 +611,7 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
     shown = re.findall(r"!\[.*?\]\((.*?)\)", page)
     assert shown == ["pictures/tiny-figure-1.svg", "pictures/tiny-figure-2.svg"]
     assert all((folders.results / name).stat().st_size > 1000 for name in shown)
-    assert "| The rest. | 3 | **cannot be told** | not run |" in page
+    assert "| The rest. | 3 | **open** | not run |" in page
     assert "1 of 1" not in page
     assert "Of 2 tables and figures, or parts of one: 2 runs here, smaller." in texts[folders.results / "README.md"]
 

@@ -2,13 +2,13 @@
 
 Each comparison of a claim is a number of each seed: a cell's measure, alone or against another cell's with the same
 seed and framework, which has the same first weights and the same order of the data; or two cells' difference or
-quotient against that of two others. Its mean has a 95 % confidence interval by Student's t. The interval inside what
-the claim says: the comparison holds. Else, and with a single seed, it cannot be told, unless the interval is wholly
-outside. That one is wider where a claim has k comparisons, with a confidence of 1 - 0.05 / k (Bonferroni's), since a
-claim does not hold if one of them does not, and one of many may be outside by chance. It holds if all of them do.
+quotient against that of two others. Its mean has a 95 % confidence interval by Student's t. If the interval is inside
+what the claim says, the comparison holds. If it is wholly outside, the comparison does not hold. Otherwise, and with a
+single seed, it is open. The interval for "outside" is wider if a claim has k comparisons, with a confidence of
+1 - 0.05 / k (Bonferroni's): a claim fails if one of them does, and one of many may be outside by chance.
 
-Where seeds are planned (`declarations`), a claim is told when all of them have run, by these alone: else a run more
-could be made until it is told as one likes.
+If seeds are planned (`declarations`), they alone decide a claim, when all of them have run. Otherwise one could add
+runs until the verdict is as one likes.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scripts.reproduction.declarations import Claim, Comparison, Item, Paper, Sc
 from scripts.reproduction.measures import CONFIDENCE, MEASURES, Estimate, estimate
 from scripts.reproduction.results import Result
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
+HOLDS, FAILS, OPEN = "holds", "does not hold", "open"
 
 Seeds = Mapping[int, Result]
 Runs = Mapping[Tuple[str, str], Mapping[str, Seeds]]
@@ -75,7 +75,7 @@ def inside(one: Comparison, value: float) -> float:
 
 def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
     """By the largest scale whose plan of seeds is full; without such a plan, or by what was there before it, at the
-    largest scale that tells.
+    largest scale that decides.
     """
     of, cells = paper.runs_of(item), [cell for one in claim.tests for cell, _ in one.sides]
     scales = [one for one in of.scales.values() if cells and claim.scale in (None, one.name)]
@@ -90,10 +90,10 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
             where = f" (scale {scale.name})" if len(of.scales) > 1 else ""
             lacks.append(f"{sum(there)} of {len(there)} planned runs so far{where}")
         end = scale.seeds if full else scale.had
-        telling = {name: {seed: result for seed, result in seeds.items() if first <= seed < end(name)}
+        deciding = {name: {seed: result for seed, result in seeds.items() if first <= seed < end(name)}
                    for name, seeds in results.items()}
-        if full or all(telling.get(cell) for cell in cells) or (results and not scale.plan):
-            found = _all(scale, of, claim, telling, full)
+        if full or all(deciding.get(cell) for cell in cells) or (results and not scale.plan):
+            found = _all(scale, of, claim, deciding, full)
             if full or found.verdict != OPEN:
                 break
     beyond_plan = [{cell for cell in cells if not scale.seeds(cell)} for scale in scales]
@@ -105,15 +105,15 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
 
 
 def _not_run(claim: Claim, runs: Sequence[Mapping[str, Seeds]]) -> str:
-    """Why runs do not tell a claim, at the scales that could."""
+    """Why runs do not decide a claim, at the scales that could."""
     if not any(cells.get(cell) for cells in runs for one in claim.tests for cell, _ in one.sides):
-        return "not run" + f" at scale `{claim.scale}`, which alone can tell" * bool(claim.scale)
-    return "later runs will tell, not those that suggested it" if claim.from_seed else ""
+        return "not run" + f" at scale `{claim.scale}`, which alone decides" * bool(claim.scale)
+    return "later runs will decide, not those that suggested it" if claim.from_seed else ""
 
 
-def _all(scale: Scale, item: Item, claim: Claim, telling: Mapping[str, Seeds], planned: bool) -> Ruling:
+def _all(scale: Scale, item: Item, claim: Claim, deciding: Mapping[str, Seeds], planned: bool) -> Ruling:
     """Of all comparisons together."""
-    findings = tuple(compared(item, one, telling, len(claim.tests)) for one in claim.tests)
+    findings = tuple(compared(item, one, deciding, len(claim.tests)) for one in claim.tests)
     verdicts = [one.verdict for one in findings]
     verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
     return Ruling(verdict, "", scale.name, planned, findings)

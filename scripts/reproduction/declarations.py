@@ -30,11 +30,11 @@
       figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
     known: {times: […]}                         what a reader asks first and no claim says: learning, times or open
 
-A text may have numbers of ours in it, which are worked out: `{od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy}`.
+A text may have numbers of ours, which are worked out: `{od-sgd/table-1/paper: odsgd.accuracy - ssgd.accuracy}`.
 
-A claim is told by the largest scale whose plan is full for all of its cells, by the seeds of that plan; without such a
-plan by what there is. A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper`
-is told by runs at the paper's scale only, and one with `from_seed: {small: 3}` at that scale
+The largest scale whose plan is full for all cells of a claim decides it, by the seeds of that plan; without such a plan
+what there is decides. A claim without `tests` says in `why` what keeps it from being decided here. Only runs at the
+paper's scale decide one with `scale: paper`; and one with `from_seed: {small: 3}` is decided at that scale
 by other seeds than those that suggested it.
 """
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Comparison:
 class Claim:
     """What a paper says of an item, and the tests that must all hold for it; without any, `why`.
 
-    `scale`: the only one at which it can be told; None: at any. `from_seed`: by scale, the first seed that tells.
+    `scale`: the only one that decides it; None: any. `from_seed`: by scale, the first seed that counts.
     `about`: times, which are those of a simulator, or learning. `certain`: it cannot fail there. `known`: in a few
     words, if it is what a reader asks first.
     """

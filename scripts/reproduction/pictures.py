@@ -1,5 +1,5 @@
 """Pictures of our runs, of what the papers' figures show: an SVG for each figure, with a panel for each of its parts;
-and of a paper's claims, the intervals that tell them.
+and of a paper's claims, the intervals that decide them.
 
 The same runs make the same file: no date, no random names, and text that stays text.
 """
@@ -375,7 +375,7 @@ def forest(title: str, rows: Sequence[Tuple[str, Tested]], path: Path) -> None:
                        mark([], [], color=MARKS[OPEN][0], marker=MARKS[OPEN][1], markerfacecolor="white", linestyle=""),
                        mark([], [], color="#dddddd", linewidth=8),
                        mark([], [], color="black", marker="|", markersize=9, linestyle="")],
-                      ["holds, or is reproduced", "does not hold, or is not", "cannot be told", "one seed",
+                      ["holds, or is reproduced", "does not hold, or is not", "open", "one seed",
                        "what the claim allows", "the paper's value"], loc="outside lower center", ncols=3)
 
 

@@ -60,7 +60,7 @@ def test_what_is_not_sent_lasts_over_a_restart() -> None:
 
 @pytest.mark.parametrize("given, says", [
     ({"bits": 3}, "bits is 3, expected"), ({"k": 4097}, "k is 4097"), ({"k": 0}, r"k.*expected"),
-    ({"beta": 1.1}, r"beta.*expected"), ({"codec": "float16"}, "codec has no meaning with a store that has its own codec")])
+    ({"beta": 1.1}, r"beta.*expected"), ({"codec": "float16"}, "codec has no meaning with a store that has its own")])
 def test_options_that_do_not_go_together_are_refused_in_a_line(given: Dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as error:
         kvstore.create("sparseloco", Stage(2).worker(0), **given)
