@@ -364,6 +364,8 @@ def test_a_trainer_with_row_sparse_weights_walks_the_path_of_dense_ones(name: st
     (lambda store: store.push("5", mx.nd.zeros(1)), "key 5 was not broadcast"),
     (lambda store: store.push(["3", "4"], [mx.nd.zeros(1)]), "2 keys, and not as many values"),
     (lambda store: store.row_sparse_pull("3", out=mx.nd.zeros(1)), "row_sparse_pull of 3 without row_ids"),
+    (lambda store: store.pushpull(["4", "3"], [mx.nd.zeros(1), rows((1,), [0], 1)]),
+     "the array for the weights of 3 is row_sparse; give pushpull a dense `out`"),
     (lambda store: store.set_optimizer(mx.optimizer.create("lamb")), "LAMB looks at each parameter as a whole, and"),
     (lambda store: store.set_optimizer(mx.optimizer.SGD(param_idx2name={"3": "b_bias"}, wd=0.1)),
      r"with other multipliers: lr_mult and wd_mult of 3 were \[1.0, 1.0\] and are \[1.0, 0.0\]"),
