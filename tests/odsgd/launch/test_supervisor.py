@@ -24,6 +24,7 @@ from odsgd.launch.plan import make_plan
 from odsgd.launch.policy.judge import Verdict
 from odsgd.launch.policy.membership import why_closed
 from odsgd.launch.supervisor import Supervisor
+from odsgd.launch.view import status_file
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.status_file import StatusFile
 from tests.odsgd.launch.jobs import ROOT, A, B, job
@@ -222,6 +223,9 @@ def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch
     assert lost.message == ("worker 2 was lost (host 10.0.0.1): could not be started: cannot run /no/such/program: No "
                             "such file or directory; the job goes on with 2 of 3 workers")
     assert why_closed(supervisor.plan, supervisor.judge) == ""
+    supervisor._show_progress(supervisor.shown_at + 9.0)
+    facts = status_file.read(os.getpid())
+    assert facts and [row["name"] for row in facts["rows"]] == ["worker 0", "worker 1", "server 0"]
     supervisor.agents._selector.close()
     supervisor.status_file.close()
 
@@ -252,8 +256,8 @@ def test_a_joiner_hears_which_others_are_lost(monkeypatch: pytest.MonkeyPatch) -
 def test_what_another_user_makes_at_the_name_of_a_socket_is_no_failure() -> None:
     asked = job(1, 1)
     plan = make_plan(asked, ROOT)
-    with contextlib.closing(StatusFile()) as status_file:
-        supervisor = Supervisor(asked, plan, Console(), status_file, MissingHosts(asked, [], 0.0))
+    with contextlib.closing(StatusFile()) as file:
+        supervisor = Supervisor(asked, plan, Console(), file, MissingHosts(asked, [], 0.0))
         taken = [Path(path) for process in plan.processes for path in process.files]
         for path in taken:
             path.mkdir()  # that of root cannot be removed by `unlink` either
