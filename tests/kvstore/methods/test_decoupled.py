@@ -21,6 +21,7 @@ from kvstore.methods.quorum import LOG_PIECE, log_in, planned
 from kvstore.state import declared
 from kvstore.transports.in_process import Stage
 from tests import paper
+from tests.jobs import alone
 from tests.kvstore.methods.test_diloco import drawn, walk
 from tests.scripted import ScriptedStage
 
@@ -233,9 +234,7 @@ def test_what_a_worker_finds_when_the_others_have_ended_is_not_lost(
 
     def train(transport: Any) -> Any:
         store = kvstore.create("decoupled", transport, H=2, delay=0, lr_outer=1.0, merge="mean", quorum=quorum)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-        w = mx.nd.zeros(1)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.zeros(1), learning_rate=1.0)
         store.begin()
         for _ in range(steps[transport.worker_rank]):
             store.pushpull("w", mx.nd.ones(1), w)
@@ -273,9 +272,7 @@ def evaluated(every: int, **options: Any) -> List[Any]:
 
     def train(transport: Any) -> Any:
         store = kvstore.create("decoupled", transport, H=3, delay=2, grace=1, lr_outer=0.5, **options)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
-        w = mx.nd.array(ONES)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.array(ONES), learning_rate=0.1, momentum=0.9)
         store.begin()
         path = []
         for t in range(1, 14):
@@ -365,9 +362,7 @@ def test_worker_0_refuses_a_log_of_another_job_in_a_line_before_anything_starts(
 
 def begins(transport: Any, replay: str) -> None:
     store = kvstore.create("decoupled", transport, replay=replay)
-    store.set_optimizer(mx.optimizer.SGD())
-    w = mx.nd.zeros(1)
-    store.broadcast("w", w, w)
+    alone(store, mx.nd.zeros(1))
     store.begin()
 
 
@@ -423,9 +418,7 @@ def test_a_worker_that_looks_at_the_global_weights_applies_what_it_had_asked_for
         m = transport.worker_rank
         store = kvstore.create("decoupled", transport, H=3, grace=1, delay=2, mix=0.0, fragments=1, merge="mean",
                                lr_outer=1.0, momentum_outer=0.0)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-        w = mx.nd.zeros(1)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.zeros(1), learning_rate=1.0)
         store.begin()
 
         def steps(number: int) -> None:

@@ -13,6 +13,7 @@ from kvstore.methods.contract import Worker
 from kvstore.methods.diloco import DiLoCo
 from kvstore.transports.in_process import Stage
 from tests import paper
+from tests.jobs import alone
 from tests.scripted import ScriptedStage
 
 WAYS = ["worker", "ring_worker", "sharded_worker"]
@@ -230,9 +231,7 @@ def test_a_worker_that_is_alone_keeps_what_its_optimizer_does_between_two_exchan
 def memory_of(name: str, **options: Any) -> Dict[str, int]:
     stage = Stage(1)
     store = kvstore.create(name, stage.worker(0), **options)
-    store.set_optimizer(mx.optimizer.SGD(momentum=0.9))
-    w = mx.nd.ones(5)
-    store.broadcast("w", w, w)
+    alone(store, mx.nd.ones(5), momentum=0.9)
     store.begin()
     found: Dict[str, int] = store.memory()
     return found
@@ -274,9 +273,7 @@ def test_a_short_round_has_no_outer_momentum_unless_it_is_given_and_a_line_says_
         capfd: pytest.CaptureFixture[str]) -> None:
     for options, momentum, says in (({"H": 99}, 0.0, 1), ({"H": 99, "momentum_outer": 0.9}, 0.9, 0), ({}, 0.9, 0)):
         store = kvstore.create("diloco", Stage(1).worker(0), **options)
-        store.set_optimizer(mx.optimizer.SGD())
-        w = mx.nd.ones(5)
-        store.broadcast("w", w, w)
+        alone(store, mx.nd.ones(5))
         store.begin()
         assert store.session.method.options.momentum == momentum
         assert capfd.readouterr().err.count("below H = 100 successive outer gradients point the same way") == says
@@ -293,9 +290,7 @@ def test_nothing_is_asked_between_two_exchanges(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(transport, "exchange", counted)
     store = kvstore.create("diloco", transport, H=3)
-    store.set_optimizer(mx.optimizer.SGD())
-    w = mx.nd.ones(5)
-    store.broadcast("w", w, w)
+    w = alone(store, mx.nd.ones(5))
     store.begin()
     for _ in range(7):
         store.pushpull("w", w.copy(), w)

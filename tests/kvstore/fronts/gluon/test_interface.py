@@ -19,6 +19,7 @@ from kvstore.job import agreement, environment
 from kvstore.session.session import Session
 from kvstore.state.npz import write_npz
 from kvstore.transports.in_process import Stage
+from tests.jobs import take_step
 
 WORKERS, ROUNDS = 3, 4
 SHAPES = {"3": (2, 3), "4": (5,), 99: (40, 30)}
@@ -313,10 +314,8 @@ def test_a_trainer_with_row_sparse_gradients_walks_the_path_of_dense_ones() -> N
                                        kvstore=kvstore.create("odsgd", transport=transport, warmup=1))
             seen = []
             for t in range(4):
-                with mx.autograd.record():
-                    loss = (net(mx.nd.array([[0, transport.worker_rank, 2, t], [5, 5, 2, 2]])) ** 2).sum()
-                loss.backward()
-                trainer.step(2)
+                take_step(trainer, lambda x: (net(x) ** 2).sum(),
+                          mx.nd.array([[0, transport.worker_rank, 2, t], [5, 5, 2, 2]]), batch=2)
                 seen.append(net[0].weight.data().asnumpy())
             return np.array(seen)
 
