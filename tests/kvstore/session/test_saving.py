@@ -124,12 +124,13 @@ def test_the_memory_report_counts_every_sum_in_flight_and_the_local_optimizer() 
         kvstore.create("local").memory()
 
 
-def states_after(workers: int, name: str, **settings: Any) -> List[Tuple[Saved, Saved]]:
-    """Each worker's state, and the servers', after some steps."""
+def states_after(workers: int, name: str, each: Sequence[Any] = (), **settings: Any) -> List[Tuple[Saved, Saved]]:
+    """Each worker's state, and the servers', after some steps; `each`: the states that the workers begin from."""
     stage = Stage(workers)
 
     def work(transport: Transport) -> Tuple[Saved, Saved]:
-        store = stepped(name, transport, **settings)
+        begun = {"states": each[transport.worker_rank]} if each else {}
+        store = stepped(name, transport, **begun, **settings)
         worker = store.worker_state()
         store.barrier()
         return worker, store.server_state()
@@ -203,15 +204,8 @@ def test_what_each_worker_kept_begins_anew_with_fewer_of_them(name: str, setting
     ("sasgd", {"T": 2}), ("pipesgd", {"K": 3}), ("acco", {}), ("odsgd", {"warmup": 1, "momentum_local": 0.5})])
 def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up(name: str,
                                                                                  settings: Dict[str, Any]) -> None:
-    states, stage = states_after(2, name, steps=3, **settings), Stage(2)
-    ring = methods.find(name).transports == ("ring",)
-
-    def second(transport: Transport) -> Tuple[Saved, Saved]:
-        store = stepped(name, transport, steps=0, states=states[transport.worker_rank], **settings)
-        worker = store.worker_state()
-        store.barrier()
-        return worker, store.server_state()
-    for before, after in zip(states, stage.run(second, stage.ring_worker if ring else stage.worker)):
+    states = states_after(2, name, steps=3, **settings)
+    for before, after in zip(states, states_after(2, name, states, steps=0, **settings)):
         for (arrays, meta), (arrays_again, meta_again) in zip(before, after):
             assert meta == meta_again and list(arrays) == list(arrays_again)
             for key, array in arrays.items():
@@ -285,11 +279,7 @@ def test_a_first_gradient_at_other_weights_than_the_saved_ones_is_refused(when: 
         else:
             store.begin()
 
-    def states(transport: Transport) -> Any:
-        store = stepped("diloco", transport, steps=2, H=3)
-        return store.worker_state(), store.server_state()
-
-    saved = Stage(2).run(states)
+    saved = states_after(2, "diloco", steps=2, H=3)
     Stage(2).run(work)
 
 
