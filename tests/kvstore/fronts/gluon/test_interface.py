@@ -172,19 +172,6 @@ def test_whole_numbers_that_single_precision_does_not_hold_are_refused(pushed: i
         Stage(WORKERS).run(worker)
 
 
-def test_lists_of_keys() -> None:
-    def check(store: LegacyStore) -> None:
-        keys = list(SHAPES)
-        store.init(keys, [mx.nd.ones(shape) for shape in SHAPES.values()])
-        outs = [mx.nd.zeros(shape) for shape in SHAPES.values()]
-        for round_ in range(1, ROUNDS):
-            store.push(keys, [gradient(store, shape) for shape in SHAPES.values()])
-            store.pull(keys, out=outs)
-            assert all(is_everywhere(out, 1 + round_ * MEAN) for out in outs)
-
-    on_workers(check)
-
-
 def test_pushpull_and_broadcast_of_lists() -> None:
     def check(store: LegacyStore) -> None:
         keys, outs = list(SHAPES), [mx.nd.zeros(shape) for shape in SHAPES.values()]
