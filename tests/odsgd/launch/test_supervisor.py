@@ -20,7 +20,7 @@ from odsgd.launch.hosts import agents as hosts_agents
 from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
-from odsgd.launch.plan import make_plan
+from odsgd.launch.plan import Job, make_plan
 from odsgd.launch.policy.judge import Verdict
 from odsgd.launch.policy.membership import why_closed
 from odsgd.launch.supervisor import Supervisor
@@ -208,14 +208,18 @@ def test_a_joiner_that_has_ended_leaves_no_agent_and_no_open_file(command: Tuple
     supervisor.status_file.close()
 
 
-def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = job(3, 1, A, spare=1, on_worker_loss="continue")
-    errors = io.StringIO()
-    supervisor = Supervisor(asked, make_plan(asked, ROOT), Console(stderr=errors), StatusFile(),
+def joined(asked: Job) -> Supervisor:
+    """Of a job all of whose processes have joined."""
+    supervisor = Supervisor(asked, make_plan(asked, ROOT), Console(stderr=io.StringIO()), StatusFile(),
                             MissingHosts(asked, [], 0.0))
     for member in supervisor.judge.members:
         supervisor.judge.reported(member, {"event": "joined"}, 0.0)
     supervisor.judge.tick(0.0)
+    return supervisor
+
+
+def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = joined(job(3, 1, A, spare=1, on_worker_loss="continue"))
     monkeypatch.setenv("ODSGD_SSH", "/no/such/program")
     supervisor._let_join("request", 1.0)
     assert supervisor.judge.tick(9.0) is None
@@ -231,12 +235,7 @@ def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch
 
 
 def test_a_joiner_hears_which_others_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = job(4, 1, A, spare=1, on_worker_loss="continue")
-    supervisor = Supervisor(asked, make_plan(asked, ROOT), Console(stderr=io.StringIO()), StatusFile(),
-                            MissingHosts(asked, [], 0.0))
-    for member in supervisor.judge.members:
-        supervisor.judge.reported(member, {"event": "joined"}, 0.0)
-    supervisor.judge.tick(0.0)
+    supervisor = joined(job(4, 1, A, spare=1, on_worker_loss="continue"))
     supervisor.judge.exited("worker 1", -signal.SIGKILL, 1.0)
     supervisor.judge.tick(9.0)
     ours, theirs = (end.detach() for end in socket.socketpair())

@@ -109,9 +109,7 @@ def test_what_a_codec_of_few_bits_would_hide_from_the_servers_stops_the_job(
         codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InProcess, "checks_all", False)  # as with real servers
     store = kvstore.create("ssgd", Stage(1).worker(0), codec=codec)
-    store.set_optimizer(mx.optimizer.SGD())
-    w, grad = mx.nd.ones(2000), mx.nd.ones(2000)
-    store.broadcast("w", w, w)
+    w, grad = alone(store, mx.nd.ones(2000)), mx.nd.ones(2000)
     grad[1999] = np.nan
     with pytest.raises(DivergedError, match="worker 0, iteration 1: 1 elements of the gradient of w"):
         store.pushpull("w", grad, w)

@@ -156,7 +156,7 @@ def test_a_parameter_handed_in_twice_in_an_iteration_is_an_error() -> None:
     store = make()
     arrays = two_keys(store)
     store.pushpull("a", arrays["a"], arrays["a"])
-    with pytest.raises(ProtocolError, match="parameter a was handed in twice in iteration 0"):
+    with pytest.raises(ProtocolError, match="parameter a was handed in twice in iteration 0, while 1 others are"):
         store.pushpull("a", arrays["a"], arrays["a"])
 
 
@@ -164,16 +164,15 @@ def test_a_parameter_handed_in_twice_in_an_iteration_is_an_error() -> None:
     (20, 10, r"the gradient of w has the shape \(20,\), expected \(10,\)"),
     (10, 20, r"the array for the weights of w has the shape \(20,\), expected \(10,\)")])
 def test_an_array_of_another_size_than_its_parameters_is_refused(grad: int, out: int, said: str) -> None:
-    store, w = single(w=[1.0] * 10)
+    store, _ = single(w=[1.0] * 10)
     with pytest.raises(ConfigError, match=said):
         store.pushpull("w", mx.nd.ones(grad), mx.nd.ones(out))
 
 
-def test_an_unknown_key_and_a_late_parameter_are_errors() -> None:
+def test_a_late_parameter_is_an_error() -> None:
     store = make()
     arrays = two_keys(store)
-    with pytest.raises(ConfigError, match="key c was not broadcast, nor initialized by `init`"):
-        store.pushpull("c", arrays["a"], arrays["a"])
+    store.begin()
     with pytest.raises(ConfigError, match="parameter c appears after the first step"):
         store.broadcast("c", arrays["a"], arrays["a"])
 
