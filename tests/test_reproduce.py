@@ -129,7 +129,8 @@ def test_cells_can_be_those_of_another_item_and_one_for_each_value_of_a_grid(tmp
 
 def test_a_grid_is_a_table_of_accuracies_by_value_with_the_best_in_bold(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY + GRID)
-    keep(tmp_path, paper.items["figure-3"], **{"asgd-1": [0.5], "asgd-2": [0.9, 0.2], "ssgd-2": [0.7]})
+    cells: Dict[str, Any] = {"asgd-1": [0.5], "asgd-2": [0.9, 0.2], "ssgd-2": [0.7]}
+    keep(tmp_path, paper.items["figure-3"], **cells)
     text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert ("| test accuracy, %, by lr | 0.1 | 0.2 |\n|---|---:|---:|\n"
             "| ASGD | **55.00 ± 49.50** | 50.00 |\n| SSGD | **70.00** | not run |") in text

@@ -353,7 +353,7 @@ def test_loads_are_of_every_worker_where_some_exchange_more_often() -> None:
 
 
 def test_the_passes_of_unlike_workers_are_those_of_the_slowest_or_of_them_all() -> None:
-    unlike = {"workers": 2, "compute": {"iteration": "6s", "speeds": {1: 0.5}}}
+    unlike: Dict[str, Any] = {"workers": 2, "compute": {"iteration": "6s", "speeds": {1: 0.5}}}
     assert simulated("ssgd", **unlike).loads["passes"] == pytest.approx(12)
     asynchronous = simulated("asgd", **unlike)
     assert asynchronous.loads["passes"] == pytest.approx(2 / (1 / 6 + 1 / 12))
