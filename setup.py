@@ -6,9 +6,11 @@ bring NumPy 2, which MXNet 1.9.1 cannot use.
 import os
 import runpy
 from pathlib import Path
+from typing import List
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).resolve().parent
 ITS = runpy.run_path(str(HERE / "kvstore/_version.py"))
@@ -62,13 +64,23 @@ DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.2
 CHECK = ["ruff>=0.17,<0.18", "mypy>=1.11", "import-linter>=2.0", "types-PyYAML", "types-tqdm"]
 
 
-class Build(build_py):
-    """Writes into a wheel which commit it was built from."""
+def note_commit(folder: str) -> None:
+    """Which commit this is built from, for what is built or copied there."""
+    if ITS["commit"]():
+        (Path(folder) / "kvstore" / ITS["BUILT_FROM"]).write_text(ITS["commit"]())
 
+
+class Build(build_py):
     def run(self) -> None:
         super().run()
-        if not getattr(self, "editable_mode", False) and ITS["commit"]():
-            (Path(self.build_lib) / "kvstore" / ITS["BUILT_FROM"]).write_text(ITS["commit"]())
+        if not getattr(self, "editable_mode", False):
+            note_commit(self.build_lib)
+
+
+class Source(sdist):
+    def make_release_tree(self, base_dir: str, files: List[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        note_commit(base_dir)
 
 
 setup(
@@ -82,7 +94,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     keywords=["distributed training", "parameter server", "SGD", "MXNet", "PyTorch"],
-    cmdclass={"build_py": Build},
+    cmdclass={"build_py": Build, "sdist": Source},
     python_requires=">=3.8",
     packages=find_packages(include=["kvstore", "kvstore.*", "odsgd", "odsgd.*"]),
     package_data={"": ["py.typed"], "odsgd.lab.advise": ["measured.json"]},

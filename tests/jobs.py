@@ -87,14 +87,28 @@ def train_each(worker_rank: int, runs: List[Dict[str, Any]]) -> None:
         assert loop.run(TrainConfig(**options)) == 0, json.dumps(options)
 
 
+def alone(store: Any, w: Any, **settings: Any) -> Any:
+    """An array that this store trains alone, as `w`, by an SGD of these settings."""
+    from kvstore.engine._mxnet import mx
+    store.set_optimizer(mx.optimizer.SGD(**settings))
+    store.broadcast("w", w, w)
+    return w
+
+
+def take_step(trainer: Any, loss: Callable[..., Any], *inputs: Any, batch: int = 1) -> None:
+    """One of Gluon's."""
+    from kvstore.engine._mxnet import mx
+    with mx.autograd.record():
+        result = loss(*inputs)
+    result.backward()
+    trainer.step(batch)
+
+
 def train_once(net: Any, store: Any) -> None:
     """A trainer's first step, of a network with one input."""
     from kvstore.engine._mxnet import mx
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
-    with mx.autograd.record():
-        loss = net(mx.nd.ones((1, 1)))
-    loss.backward()
-    trainer.step(1)
+    take_step(trainer, net, mx.nd.ones((1, 1)))
 
 
 if __name__ == "__main__":

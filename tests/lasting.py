@@ -15,13 +15,12 @@ import numpy as np
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.job.environment import lost_workers
+from tests.jobs import alone
 
 
 def main() -> None:
     store = kvstore.create("asgd", timeout_s=60)
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.01))
-    w = mx.nd.ones((2, 3))
-    store.broadcast("w", w, w)
+    w = alone(store, mx.nd.ones((2, 3)), learning_rate=0.01)
     deadline = time.monotonic() + 80
     for step in range(10 ** 6):
         store.pushpull("w", w * 0.1, out=w)

@@ -16,7 +16,7 @@ import kvstore
 from kvstore import methods
 from kvstore.engine._mxnet import mx
 from kvstore.transports.in_process import Stage
-from tests.jobs import ROOT, Result, environment, run_job
+from tests.jobs import ROOT, Result, alone, environment, run_job
 
 TARGETS = (0.0, 2.0)
 LR, CLIP, STEPS = 0.5, 1.5, 6
@@ -45,9 +45,7 @@ def by_numpy(workers: int) -> List[float]:
 
 
 def path_of(store: Any, worker_rank: int) -> List[float]:
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=LR))
-    w, path = mx.nd.array([4.0]), []
-    store.broadcast("w", w, w)
+    w, path = alone(store, mx.nd.array([4.0]), learning_rate=LR), []
     for _ in range(STEPS):
         store.pushpull("w", w - TARGETS[worker_rank], w)
         path.append(float(w.asscalar()))

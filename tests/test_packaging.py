@@ -92,7 +92,9 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+    machine = Machine(tmp_path)
+    machine.add("python3")
+    return machine
 
 
 def the_error(result: subprocess.CompletedProcess[str]) -> str:
@@ -104,7 +106,6 @@ def the_error(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_a_clone_is_set_up_once(machine: Machine) -> None:
-    machine.add("python3")
     first = machine.run()
     assert first.returncode == 0, first.stderr
     assert first.stderr == ("setting up .venv (Python 3.9.7, once, log in .venv/setup.log): pip, packages (cpu,test),"
@@ -116,7 +117,6 @@ def test_a_clone_is_set_up_once(machine: Machine) -> None:
 
 
 def test_of_pytorch_the_newest_cpu_build_is_installed_and_no_other(machine: Machine) -> None:
-    machine.add("python3")
     assert machine.run("scripts/setup", "cpu,torch", TORCH="2.13.0, 2.12.1+cpu, 2.12.1, 2.11.0+cpu").returncode == 0
     assert machine.installs()[-1] == "-m pip install --no-build-isolation -e .[cpu,torch] torch==2.12.1+cpu"
     assert "has no CPU build of PyTorch" in the_error(machine.run("scripts/setup", "torch"))
@@ -126,7 +126,6 @@ def test_of_pytorch_the_newest_cpu_build_is_installed_and_no_other(machine: Mach
 
 
 def test_pytorch_alone_in_a_fresh_clone_brings_mxnet_with_it(machine: Machine) -> None:
-    machine.add("python3")
     assert machine.run("scripts/setup", "torch", TORCH="2.12.1+cpu").returncode == 0
     assert machine.installs()[-1] == "-m pip install --no-build-isolation -e .[cpu,test,torch] torch==2.12.1+cpu"
 
@@ -143,7 +142,6 @@ def test_tests_alone_are_set_up_without_mxnet_on_later_pythons(machine: Machine,
 
 
 def test_a_changed_setup_installs_again_into_the_same_environment(machine: Machine) -> None:
-    machine.add("python3")
     machine.run()
     with (machine.root / "setup.py").open("a") as setup:
         setup.write("# changed\n")
@@ -153,7 +151,6 @@ def test_a_changed_setup_installs_again_into_the_same_environment(machine: Machi
 
 
 def test_an_interrupted_installation_starts_afresh(machine: Machine) -> None:
-    machine.add("python3")
     machine.run()
     (machine.root / ".venv/.odsgd/unfinished").touch()
     (machine.root / ".venv/half").touch()
@@ -163,7 +160,6 @@ def test_an_interrupted_installation_starts_afresh(machine: Machine) -> None:
 
 
 def test_a_repository_that_moved_is_set_up_again(machine: Machine) -> None:
-    machine.add("python3")
     machine.run()
     machine.root = machine.root.rename(machine.root.with_name("another place"))
     assert machine.run().returncode == 0
@@ -171,7 +167,6 @@ def test_a_repository_that_moved_is_set_up_again(machine: Machine) -> None:
 
 
 def test_a_failed_reinstallation_keeps_the_environment(machine: Machine) -> None:
-    machine.add("python3")
     machine.run()
     original = (machine.root / "setup.py").read_text()
     (machine.root / "setup.py").write_text(original + "# changed\n")
@@ -181,11 +176,10 @@ def test_a_failed_reinstallation_keeps_the_environment(machine: Machine) -> None
 
 
 def test_a_python_without_venv_and_ensurepip_gets_an_environment_all_the_same(machine: Machine) -> None:
-    python = machine.add("python3")
     result = machine.run(VERDICT="bare|3.11.2|")
     assert result.returncode == 0, result.stderr
     assert "-m venv .venv" not in machine.calls
-    assert (machine.root / ".venv/bin/python").resolve() == python
+    assert (machine.root / ".venv/bin/python").resolve() == machine.bin / "python3"
     assert f"home = {machine.bin}\n" in (machine.root / ".venv/pyvenv.cfg").read_text()
 
 
@@ -198,6 +192,7 @@ def test_a_suitable_python_behind_an_unsuitable_one_is_found(machine: Machine) -
 
 
 def test_a_python_of_pyenv_alone_is_found(machine: Machine) -> None:
+    (machine.bin / "python3").unlink()
     home = machine.bin / "home"
     folder = home / ".pyenv/versions/3.9.7/bin"
     folder.mkdir(parents=True)
@@ -213,8 +208,8 @@ def test_a_ready_python_is_preferred_to_a_bare_one(machine: Machine) -> None:
 
 @pytest.mark.parametrize("name", [None, "python3"])
 def test_no_suitable_python_is_one_line_with_what_was_found(machine: Machine, name: Optional[str]) -> None:
-    if name:
-        machine.add(name)
+    if not name:
+        (machine.bin / "python3").unlink()
     line = the_error(machine.run(VERDICT="unfit|3.13.0|not 3.8 to 3.12"))
     found = f"{machine.bin}/python3 3.13.0 (not 3.8 to 3.12)" if name else "no Python at all"
     assert line == ("scripts/setup: needs a 64-bit CPython 3.8 to 3.12 with ctypes, ssl and zlib; found "
@@ -233,7 +228,6 @@ def test_the_python_that_the_user_names_is_taken_or_refused(machine: Machine) ->
 
 
 def test_too_little_disk_is_one_line_before_anything_is_written(machine: Machine) -> None:
-    machine.add("python3")
     machine.add("df", '#!/bin/sh\necho Filesystem; echo "/dev/x 9 9 307200 99% /"\n')
     assert the_error(machine.run()) == (
         f"scripts/setup: needs 1500 MB of free disk in {machine.root}, which has 300 MB."
@@ -242,7 +236,6 @@ def test_too_little_disk_is_one_line_before_anything_is_written(machine: Machine
 
 
 def test_no_index_is_one_line_with_the_words_of_pip(machine: Machine) -> None:
-    machine.add("python3")
     says = ("WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip.X object at 0x7f>:"
             " Failed to establish a new connection: [Errno 111] Connection refused')': /simple/wheel/\n"
             "ERROR: No matching distribution found for wheel")
@@ -252,21 +245,18 @@ def test_no_index_is_one_line_with_the_words_of_pip(machine: Machine) -> None:
 
 
 def test_what_pip_refuses_is_one_line_with_its_last_error(machine: Machine) -> None:
-    machine.add("python3")
     says = "Collecting mxnet\nERROR: No matching distribution found for mxnet==1.9.1\n[notice] a new release"
     line = the_error(machine.run(PIP_STATUS="1", PIP_SAYS=says))
     assert "it says: ERROR: No matching distribution found for mxnet==1.9.1 (log: " in line
 
 
 def test_an_environment_of_somebody_else_is_left_alone(machine: Machine) -> None:
-    machine.add("python3")
     (machine.root / ".venv").mkdir()
     assert "was not made by scripts/setup" in the_error(machine.run())
     assert list((machine.root / ".venv").iterdir()) == []
 
 
 def test_the_test_script_hands_on_arguments_and_status(machine: Machine) -> None:
-    machine.add("python3")
     result = machine.run("scripts/test", "-k", "two words", PYTEST_STATUS="3")
     assert result.returncode == 3
     assert machine.calls[-1] == "-m pytest -n 4 -k two words"
@@ -274,14 +264,12 @@ def test_the_test_script_hands_on_arguments_and_status(machine: Machine) -> None
 
 @pytest.mark.parametrize("named", ["setup.py", "setup.py::test_one"])
 def test_the_test_script_starts_one_process_for_a_file(machine: Machine, named: str) -> None:
-    machine.add("python3")
     assert machine.run("scripts/test", named, "-x").returncode == 0
     assert machine.calls[-1] == f"-m pytest {named} -x"
 
 
 @pytest.mark.parametrize("wrong", ["RUFF", "MYPY", "LAYERS", "SITE", ""])
 def test_the_check_asks_every_tool_and_fails_if_one_complains(machine: Machine, wrong: str) -> None:
-    machine.add("python3")
     assert machine.run("scripts/check", **{f"{wrong}_STATUS": "2"}).returncode == (1 if wrong else 0)
     assert machine.calls[-4:] == ["-m ruff check .", "-m mypy", "--no-cache", "-m mkdocs build --strict"]
 
@@ -290,7 +278,6 @@ def test_the_check_asks_every_tool_and_fails_if_one_complains(machine: Machine, 
                                            ({"RUFF_STATUS": "2", "PYTEST_STATUS": "3"}, 3)])
 def test_ci_tests_as_a_newcomer_does_then_checks_and_tells_of_either(machine: Machine, wrong: Dict[str, str],
                                                                      status: int) -> None:
-    machine.add("python3")
     machine.copies()
     assert machine.run(".ci/run", TORCH="2.12.1+cpu", TMPDIR=str(machine.bin), **wrong).returncode == status
     tests, check, torch = map(machine.calls.index, (
@@ -302,7 +289,6 @@ def test_ci_tests_as_a_newcomer_does_then_checks_and_tells_of_either(machine: Ma
 
 @pytest.mark.parametrize("version", ["3.12", "3.11"])
 def test_ci_runs_the_tests_without_jobs_on_another_python_if_there_is_one(machine: Machine, version: str) -> None:
-    machine.add("python3")
     answers = PYTHON.replace('case "$1 $2" in', f'case "$1 $2" in "-c "*print*version_info*) echo {version} ;;')
     machine.add("python3.12", answers)
     machine.copies()

@@ -1,5 +1,6 @@
 """The papers' tables and figures: declared in full, run and taken up again, and reported from files alone."""
 import collections
+import contextlib
 import dataclasses
 import fcntl
 import fnmatch
@@ -15,7 +16,7 @@ import tempfile
 import time
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import pytest
 
@@ -128,10 +129,8 @@ def test_cells_can_be_those_of_another_item_and_one_for_each_value_of_a_grid(tmp
 
 def test_a_grid_is_a_table_of_accuracies_by_value_with_the_best_in_bold(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY + GRID)
-    for cell, seed, accuracy in (("asgd-1", 0, 0.5), ("asgd-2", 0, 0.9), ("asgd-2", 1, 0.2), ("ssgd-2", 0, 0.7)):
-        trial = paper.trial("figure-3", "small", cell, seed)
-        assert trial
-        results.add(made(trial, [accuracy]), tmp_path / trial.file)
+    cells: Dict[str, Any] = {"asgd-1": [0.5], "asgd-2": [0.9, 0.2], "ssgd-2": [0.7]}
+    keep(tmp_path, paper.items["figure-3"], **cells)
     text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert ("| test accuracy, %, by lr | 0.1 | 0.2 |\n|---|---:|---:|\n"
             "| ASGD | **55.00 ± 49.50** | 50.00 |\n| SSGD | **70.00** | not run |") in text
@@ -221,6 +220,21 @@ def made(trial: Trial, accuracies: Sequence[Optional[float]], staleness: Optiona
     config = {"n": 2, "batch_size": 16, "epochs": len(rows)}
     return Result(trial.cell.name, trial.seed, trial.item.paper, trial.item.name, trial.scale.name, trial.asked, config,
                   {"odsgd": "1", "tree": "1a"}, {"cpu": "a", "cores": 1}, 10, 1, 2.0, rows, staleness)
+
+
+def ran(item: Item, scale: str = "small", **cells: Sequence[Any]) -> Dict[str, Dict[int, Result]]:
+    """By cell and seed, results with an accuracy each, or with one for each epoch; None: there is none."""
+    return {name: {seed: made(Trial(item, item.scales[scale], item.cells[name], seed),
+                              one if isinstance(one, tuple) else [one])
+                   for seed, one in enumerate(seeds) if one is not None}
+            for name, seeds in cells.items()}
+
+
+def keep(folder: Path, item: Item, scale: str = "small", **cells: Sequence[Any]) -> None:
+    """Write such results."""
+    for name, seeds in ran(item, scale, **cells).items():
+        for result in seeds.values():
+            results.add(result, folder / Trial(item, item.scales[scale], item.cells[name], 0).file)
 
 
 @pytest.fixture(autouse=True)
@@ -375,27 +389,23 @@ def test_the_interval_is_students() -> None:
 
 
 @pytest.mark.parametrize("asgd, ssgd, verdict", [
-    ({0: 0.80, 1: 0.81}, {0: 0.70, 1: 0.71}, claims.HOLDS),  # 10 points each, though the seeds differ by one
-    ({0: 0.80, 1: 0.81}, {0: 0.40, 1: 0.41}, claims.FAILS),  # 40 points
-    ({0: 0.80, 1: 0.80}, {0: 0.40, 1: 0.60}, claims.OPEN),   # 40 and 20
-    ({0: 0.80}, {0: 0.80}, claims.OPEN),                     # a single seed
-    ({0: 0.80, 1: 0.80}, {2: 0.80, 3: 0.80}, claims.OPEN),   # none in common
+    ([0.80, 0.81], [0.70, 0.71], claims.HOLDS),  # 10 points each, though the seeds differ by one
+    ([0.80, 0.81], [0.40, 0.41], claims.FAILS),  # 40 points
+    ([0.80, 0.80], [0.40, 0.60], claims.OPEN),   # 40 and 20
+    ([0.80], [0.80], claims.OPEN),               # a single seed
+    ([0.80, 0.80], [None, None, 0.80, 0.80], claims.OPEN),  # none in common
 ])
-def test_a_difference_is_judged_by_the_interval_over_common_seeds(tiny: Paper, asgd: Dict[int, float],
-                                                                  ssgd: Dict[int, float], verdict: str) -> None:
+def test_a_difference_is_judged_by_the_interval_over_common_seeds(tiny: Paper, asgd: List[float], ssgd: List[float],
+                                                                  verdict: str) -> None:
     item = tiny.items["figure-1"]
-    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value])
-                    for seed, value in values.items()} for name, values in (("asgd", asgd), ("ssgd", ssgd))}
-    same = item.claims[1]  # the difference is below 30 points
-    assert claims.ruling(tiny, item, same, {("figure-1", "small"): cells}).verdict == verdict
+    runs = {("figure-1", "small"): ran(item, asgd=asgd, ssgd=ssgd)}
+    assert claims.ruling(tiny, item, item.claims[1], runs).verdict == verdict, "the difference is below 30 points"
 
 
 def test_a_claim_holds_only_if_all_of_it_does(tiny: Paper) -> None:
     item = tiny.items["figure-1"]
     both = dataclasses.replace(item.claims[0], tests=item.claims[0].tests + item.claims[1].tests)
-    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value]) for seed in (0, 1)}
-             for name, value in (("asgd", 0.9), ("ssgd", 0.1))}
-    runs = {("figure-1", "small"): cells}
+    runs = {("figure-1", "small"): ran(item, asgd=[0.9] * 2, ssgd=[0.1] * 2)}
     verdicts = [claims.ruling(tiny, item, claim, runs).verdict for claim in (item.claims[0], item.claims[1], both)]
     assert verdicts == [claims.HOLDS, claims.FAILS, claims.FAILS]
     assert claims.ruling(tiny, item, item.claims[2], runs) == claims.Ruling(claims.OPEN, "not run")
@@ -403,15 +413,12 @@ def test_a_claim_holds_only_if_all_of_it_does(tiny: Paper) -> None:
 
 def test_one_of_many_comparisons_speaks_against_a_claim_only_if_it_is_surer(tiny: Paper) -> None:
     item = tiny.items["figure-1"]
-    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value])
-                    for seed, value in enumerate(values)}
-             for name, values in (("asgd", (0.9, 0.82, 0.98)), ("ssgd", (0.7, 0.2, 0.2)))}
+    runs = {("figure-1", "small"): ran(item, asgd=(0.9, 0.82, 0.98), ssgd=(0.7, 0.2, 0.2))}
     # 20, 62 and 78 points: 53.3, and 17.3 from seed to seed by the root of three. Student's t is 4.30 at 95 %, so the
     # interval begins at -21.1; at 98.33 % it is 7.65, and the interval begins at -79.
     surely = dataclasses.replace(item.claims[1].tests[0], below=-24)
     alone = dataclasses.replace(item.claims[1], tests=(surely,))
     among = dataclasses.replace(item.claims[1], tests=(surely, *item.claims[0].tests * 2))
-    runs = {("figure-1", "small"): cells}
     assert claims.ruling(tiny, item, alone, runs).verdict == claims.FAILS
     open_one = claims.ruling(tiny, item, among, runs)
     assert open_one.verdict == claims.OPEN and open_one.lacks == "no run is planned"
@@ -426,21 +433,19 @@ def test_a_comparison_may_be_against_another(tmp_path: Path, by: str, above: flo
             f"ssgd.early_accuracy}}, above: {above}}}]")
     paper = declared(tmp_path, TINY.replace(same, more))
     item = paper.items["figure-1"]
-    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), values) for seed in (0, 1)}
-             for name, values in (("asgd", (0.4, 0.8)), ("ssgd", (0.4, 0.72)))}
-    ruled = claims.ruling(paper, item, item.claims[1], {("figure-1", "small"): cells})
+    runs = {("figure-1", "small"): ran(item, asgd=[(0.4, 0.8)] * 2, ssgd=[(0.4, 0.72)] * 2)}
+    ruled = claims.ruling(paper, item, item.claims[1], runs)
     words = "(ASGD) - (SSGD) against (ASGD) - (SSGD)" if by == "minus" else "(ASGD) / (SSGD) against (ASGD) / (SSGD)"
     finding, = ruled.findings
     assert finding.name == words and f"{finding.mean:.4g}" == found and ruled.verdict == claims.HOLDS
 
 
-def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) -> None:
-    seeds = {seed: made(dataclasses.replace(trial, seed=seed), [0.9]) for seed in range(5)}
-    item = tiny.items["figure-1"]
-    verdicts = {}
+def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper) -> None:
+    item, verdicts = tiny.items["figure-1"], {}
+    runs = {("figure-1", "small"): ran(item, asgd=[0.9] * 5)}
     for first in (0, 3, 4, 5):
         claim = dataclasses.replace(item.claims[0], from_seed={"small": first})
-        verdicts[first] = claims.ruling(tiny, item, claim, {("figure-1", "small"): {"asgd": seeds}})
+        verdicts[first] = claims.ruling(tiny, item, claim, runs)
     assert [one.verdict for one in verdicts.values()] == [claims.HOLDS, claims.HOLDS, claims.OPEN, claims.OPEN]
     assert verdicts[3].findings[0].estimate.seeds == 2 and verdicts[3].scale == "small" and not verdicts[3].planned
     later = dataclasses.replace(item.claims[0], from_seed={"small": 3})
@@ -448,39 +453,36 @@ def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) 
 
 
 def test_what_keeps_a_claim_from_being_told_is_said(tmp_path: Path) -> None:
-    def ruled(plan: str, seeds: Sequence[int]) -> Any:
+    def ruled(plan: str, *asgd: float) -> Any:
         paper = declared(tmp_path, TINY.replace("small: {", f"small: {{plan: [{plan}], "))
         item = paper.items["figure-1"]
-        there = {seed: made(Trial(item, item.scales["small"], item.cells["asgd"], seed), [0.9]) for seed in seeds}
         claim = dataclasses.replace(item.claims[1], from_seed={"small": 3})
-        found = claims.ruling(paper, item, claim, {("figure-1", "small"): {"asgd": there}})
+        found = claims.ruling(paper, item, claim, {("figure-1", "small"): ran(item, asgd=asgd)})
         return found.why, found.lacks
-    assert ruled('{turn: 1, cells: "*", seeds: 5}', [0]) == (
+    assert ruled('{turn: 1, cells: "*", seeds: 5}', 0.9) == (
         "later runs will decide, not those that suggested it", "0 of 4 planned runs so far")
-    assert ruled("{turn: 1, cells: asgd, seeds: 5}", []) == ("not run", "no plan for 1 of its 2 cells")
+    assert ruled("{turn: 1, cells: asgd, seeds: 5}") == ("not run", "no plan for 1 of its 2 cells")
 
 
 def test_runs_are_compared_within_a_framework(tiny: Paper) -> None:
     item = tiny.items["figure-1"]
-    asgd, ssgd = ({seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [0.9]) for seed in (0, 1)}
-                  for name in ("asgd", "ssgd"))
+    asgd, ssgd = ran(item, asgd=[0.9] * 2, ssgd=[0.9] * 2).values()
     asgd[0] = dataclasses.replace(asgd[0], versions={"odsgd": "1", "torch": "2.11"})
     found = claims.compared(item, item.claims[1].tests[0], {"asgd": asgd, "ssgd": ssgd})
     assert found.estimate.seeds == 1 and claims.paired(asgd, ssgd) == [1]
 
 
-def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> None:
-    seeds = {seed: made(dataclasses.replace(trial, seed=seed), [0.9]) for seed in (0, 1)}
-    runs = {("figure-1", "small"): {"asgd": seeds}}
-    claim = dataclasses.replace(tiny.items["figure-1"].claims[0], scale="paper")
-    assert claims.ruling(tiny, tiny.items["figure-1"], claim, runs) == claims.Ruling(
+def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper) -> None:
+    item = tiny.items["figure-1"]
+    claim, runs = dataclasses.replace(item.claims[0], scale="paper"), {("figure-1", "small"): ran(item, asgd=[0.9] * 2)}
+    assert claims.ruling(tiny, item, claim, runs) == claims.Ruling(
         claims.OPEN, "not run at scale `paper`, which alone decides", lacks="no run is planned")
 
 
-def test_a_number_that_is_not_finite_settles_nothing(tiny: Paper, trial: Trial) -> None:
-    seeds = {seed: made(dataclasses.replace(trial, seed=seed), [None]) for seed in (0, 1)}
-    runs = {("figure-1", "small"): {"asgd": seeds}}
-    assert claims.ruling(tiny, tiny.items["figure-1"], tiny.items["figure-1"].claims[0], runs).verdict == claims.OPEN
+def test_a_number_that_is_not_finite_settles_nothing(tiny: Paper) -> None:
+    item = tiny.items["figure-1"]
+    runs = {("figure-1", "small"): ran(item, asgd=[(None,)] * 2)}
+    assert claims.ruling(tiny, item, item.claims[0], runs).verdict == claims.OPEN
 
 
 @pytest.fixture
@@ -500,12 +502,10 @@ def test_a_claim_is_told_when_its_plan_is_full_and_by_the_seeds_of_the_plan(plan
     item = planned.items["figure-1"]
     learns, same, _ = item.claims
 
-    def ruled(claim: Any, asgd: Sequence[float], ssgd: Sequence[float], scale: str = "medium") -> claims.Ruling:
-        cells = {name: {seed: made(Trial(item, item.scales[scale], item.cells[name], seed), [value])
-                        for seed, value in enumerate(values)} for name, values in (("asgd", asgd), ("ssgd", ssgd))}
-        before = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value])
-                         for seed in (0, 1)} for name, value in (("asgd", 0.4), ("ssgd", 0.1))}
-        return claims.ruling(planned, item, claim, {("figure-1", "medium"): cells, ("figure-1", "small"): before})
+    def ruled(claim: Any, asgd: Sequence[float], ssgd: Sequence[float]) -> claims.Ruling:
+        return claims.ruling(planned, item, claim, {
+            ("figure-1", "medium"): ran(item, "medium", asgd=asgd, ssgd=ssgd),
+            ("figure-1", "small"): ran(item, asgd=[0.4] * 2, ssgd=[0.1] * 2)})
     early = ruled(learns, [0.9, 0.9], [])
     assert early.verdict == claims.FAILS
     assert pages._by(learns, early) == "scale small; 2 of 3 planned runs so far (scale medium)"
@@ -523,11 +523,8 @@ def test_a_claim_is_told_when_its_plan_is_full_and_by_the_seeds_of_the_plan(plan
 def test_what_was_there_before_the_plan_tells_until_the_plan_is_full(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("small: {", 'small: {plan: [{turn: 1, cells: asgd, seeds: 4, had: 2}], '))
     item = paper.items["figure-1"]
-    ruled = []
-    for accuracies in ([0.4, 0.4], [0.4, 0.4, 0.9], [0.4, 0.4, 0.9, 0.9]):
-        seeds = {seed: made(Trial(item, item.scales["small"], item.cells["asgd"], seed), [value])
-                 for seed, value in enumerate(accuracies)}
-        ruled.append(claims.ruling(paper, item, item.claims[0], {("figure-1", "small"): {"asgd": seeds}}))
+    ruled = [claims.ruling(paper, item, item.claims[0], {("figure-1", "small"): ran(item, asgd=accuracies)})
+             for accuracies in ([0.4, 0.4], [0.4, 0.4, 0.9], [0.4, 0.4, 0.9, 0.9])]
     assert [one.verdict for one in ruled] == [claims.FAILS, claims.FAILS, claims.OPEN]
     assert [(one.planned, one.findings[0].estimate.seeds) for one in ruled] == [(False, 2), (False, 2), (True, 4)]
     assert ruled[1].lacks == "3 of 4 planned runs so far"
@@ -543,11 +540,8 @@ def test_a_cell_may_show_the_runs_of_another(tmp_path: Path) -> None:
         "small: {", "small: {plan: [{turn: 2, cells: asgd, seeds: 3}], ")
     assert [(turn, trial.cell.name, trial.seed) for turn, trial in declared(tmp_path, plan).planned()] == [
         (1, "asgd", 0), (1, "b", 0), (1, "asgd", 1), (1, "b", 1), (2, "asgd", 2)], "each of them once"
-    for item, scale, cell, values in (("figure-1", "small", "asgd", (0.5, 0.7)), ("gap-a", "medium", "b", (0.6, 0.9))):
-        for seed, value in enumerate(values):
-            trial = paper.trial(item, scale, cell, seed)
-            assert trial
-            results.add(made(trial, [value]), tmp_path / trial.file)
+    keep(tmp_path, paper.items["figure-1"], asgd=(0.5, 0.7))
+    keep(tmp_path, paper.items["gap-a"], "medium", b=(0.6, 0.9))
     page = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert "## Gap a\n" in page and "| A, 1 | 60.00 ± 14.14 | 2 |" in page
     assert "\nMade by 4 runs: 0.00 hours of" in page, "each of them counts once"
@@ -705,22 +699,25 @@ def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_ag
     assert "Their source had 2 states" in pages.pages([tiny], folders.results)[folders.results / "tiny.md"]
 
 
-def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: Trial) -> None:
-    folders, said = in_folders(tmp_path), [""]
-    folder = folders.runs / trial.folder
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """By another command."""
     folder.mkdir(parents=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: Trial) -> None:
+    folders, said = in_folders(tmp_path), [""]
+    with held(folders.runs / trial.folder):
         assert run.run([trial], folders, 1, time.monotonic() + 100, said.append) == run.Counts(0, 0, 1)
-    assert said[-1].endswith(f"left to the command that is running it in `{folder}`")
+    assert said[-1].endswith(f"left to the command that is running it in `{folders.runs / trial.folder}`")
 
 
 def test_a_trial_that_another_command_finishes_meanwhile_is_not_left(tmp_path: Path, trial: Trial) -> None:
     folders = in_folders(tmp_path)
-    folder = folders.runs / trial.folder
-    folder.mkdir(parents=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(folders.runs / trial.folder):
         counts = run.run([trial], folders, 1, time.monotonic() + 100,
                          lambda text: (results.add(made(trial, [0.5]), folders.results / trial.file), None)[1])
     assert counts == run.Counts(0, 0, 0)
@@ -820,22 +817,14 @@ def test_the_pages_are_those_that_the_files_make() -> None:
 
 def test_how_soon_methods_reach_an_accuracy_stands_side_by_side(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("[accuracy, staleness]", "[accuracy, seconds90]"))
-    runs: Dict[Tuple[str, int], Sequence[float]] = {("asgd", 0): (0.8, 1.0), ("asgd", 1): (0.8, 1.0),
-                                                      ("ssgd", 0): (0.7,), ("ssgd", 1): (0.6,), ("ssgd", 2): (1.0,)}
-    for (cell, seed), accuracies in runs.items():
-        trial = paper.trial("figure-1", "small", cell, seed)
-        assert trial
-        results.add(made(trial, accuracies), tmp_path / trial.file)
+    keep(tmp_path, paper.items["figure-1"], asgd=[(0.8, 1.0)] * 2, ssgd=[0.7, 0.6, 1.0])
     text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert "| ASGD | **54.00** (100.00) |\n| SSGD | - (65.00) |" in text
 
 
 def test_methods_without_a_seed_in_common_have_nothing_side_by_side(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("[accuracy, staleness]", "[accuracy, seconds90]"))
-    for cell, seed in (("asgd", 0), ("ssgd", 1)):
-        trial = paper.trial("figure-1", "small", cell, seed)
-        assert trial
-        results.add(made(trial, [0.95]), tmp_path / trial.file)
+    keep(tmp_path, paper.items["figure-1"], asgd=[0.95], ssgd=[None, 0.95])
     assert "| ASGD |  |\n| SSGD |  |" in pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
 
 
@@ -876,10 +865,9 @@ def test_the_overview_tells_the_papers_scale_from_a_smaller_one(tmp_path: Path) 
         "  figure-3: {caption: c, state: run, scales: {small: {}}, options: {dataset: digits, kvstore: ssgd}, "
         "cells: {a: {label: A}}}\n")
     paper = declared(tmp_path, text)
-    for item, scale, cell in (("figure-1", "paper", "asgd"), ("figure-1", "small", "asgd"), ("figure-3", "small", "a")):
-        trial = paper.trial(item, scale, cell, 0)
-        assert trial
-        results.add(made(trial, [0.5]), tmp_path / trial.file)
+    for scale in ("paper", "small"):
+        keep(tmp_path, paper.items["figure-1"], scale, asgd=[0.5])
+    keep(tmp_path, paper.items["figure-3"], a=[0.5])
     overview = pages.pages([paper], tmp_path)[tmp_path / "README.md"]
     assert ("Of 3 tables and figures, or parts of one: 2 runs here, a part at the paper's scale, 1 runs here, smaller."
             ) in overview
@@ -888,10 +876,8 @@ def test_the_overview_tells_the_papers_scale_from_a_smaller_one(tmp_path: Path) 
 def test_how_large_an_item_runs_follows_from_what_has_run(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("scales: {small:", "scales: {paper: {}, medium: {}, small:"))
     item, said = paper.items["figure-1"], []
-    for scale, cell in (("", ""), ("small", "asgd"), ("small", "ssgd"), ("paper", "asgd"), ("paper", "ssgd")):
-        trial = paper.trial("figure-1", scale, cell, 0)
-        if trial:
-            results.add(made(trial, [0.5]), tmp_path / trial.file)
+    for scale, cell in (("small", ""), ("small", "asgd"), ("small", "ssgd"), ("paper", "asgd"), ("paper", "ssgd")):
+        keep(tmp_path, item, scale, **({cell: [0.5]} if cell else {}))
         said.append(words.state_of(paper, item, pages.load(paper, tmp_path)))
     assert said == ["to be run here", "runs here, a part smaller", "runs here, smaller",
                     "runs here, smaller, a part at the paper's scale", "runs here, at the paper's scale"]
@@ -925,10 +911,7 @@ def test_a_verdict_about_times_is_the_simulators_and_stands_with_its_size(tmp_pa
       sure: {says: Sure., where: "5", certain: true, tests: [{of: asgd.hours, above: 0}]}
       rest: {""")
     paper = declared(tmp_path, text.replace("    state: run\n", "    state: run\n    examples: 9600\n", 1))
-    for seed in (0, 1):
-        trial = paper.trial("figure-1", "small", "asgd", seed)
-        assert trial
-        results.add(made(trial, [0.9]), tmp_path / trial.file)
+    keep(tmp_path, paper.items["figure-1"], asgd=[0.9] * 2)
     texts = pages.pages([paper], tmp_path)
     page, overview = texts[tmp_path / "tiny.md"], texts[tmp_path / "README.md"]
     assert "| Fast. | 4 | **reproduced in the simulator** |" in page and "| It learns. | 1 | **holds** |" in page
@@ -941,10 +924,7 @@ def test_a_verdict_about_times_is_the_simulators_and_stands_with_its_size(tmp_pa
 def test_predictions_have_an_error_and_what_was_fitted_says_so(tmp_path: Path) -> None:
     text = TINY.replace("    measures: [accuracy, staleness]\n", "    measures: [accuracy]\n    fitted: ssgd\n")
     paper = declared(tmp_path, text.replace("SSGD, options", "SSGD, paper: {accuracy: 50}, options"))
-    for cell in ("asgd", "ssgd"):
-        trial = paper.trial("figure-1", "small", cell, 0)
-        assert trial
-        results.add(made(trial, [0.495]), tmp_path / trial.file)
+    keep(tmp_path, paper.items["figure-1"], asgd=[0.495], ssgd=[0.495])
     page = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert "| ASGD | 99.00 | 49.50 | -50 % | 1 |\n| SSGD | 50.00 | 49.50 | -1 %, fitted | 1 |" in page
     assert "Of the 1 numbers that were fitted the median error is 1 %, at most 1 %; of the 1 predictions 50 %" in page
@@ -954,11 +934,7 @@ def test_a_text_has_numbers_of_ours_that_are_worked_out(tmp_path: Path, tiny: Pa
     place = "{tiny/figure-1/small: asgd.accuracy%s}"
     text = " | ".join([*(place % rest for rest in ("", " - ssgd.accuracy", " / ssgd.accuracy of seed 1")), "{a: b}",
                        "{other/figure-1/small: asgd.accuracy}", "{tiny/figure-1/paper: asgd.accuracy}"])
-    for cell, accuracies in (("asgd", (0.5, 0.8)), ("ssgd", (0.4, 0.4))):
-        for seed, accuracy in enumerate(accuracies):
-            trial = tiny.trial("figure-1", "small", cell, seed)
-            assert trial
-            results.add(made(trial, [accuracy]), tmp_path / trial.file)
+    keep(tmp_path, tiny.items["figure-1"], asgd=(0.5, 0.8), ssgd=(0.4, 0.4))
     # differences of 10 and 40 points: 25, and 21.21 by the root of two, times Student's 12.71
     assert words.filled(text, [tiny], {"tiny": pages.load(tiny, tmp_path)}) == (
         "65.00 | +25.00 (-165.59 to +215.59) | × 2 | {a: b} | not run | not run")
@@ -975,11 +951,8 @@ def test_numbers_in_the_texts_of_the_declarations_are_there() -> None:
 def test_a_comparison_stands_at_every_scale_and_a_length_without_a_claim(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("scales: {small:", "scales: {paper: {}, small:").replace(
         "{kind: bars}", "{kind: lengths, over: {asgd: [ssgd]}}"))
-    for scale, seed in (("paper", 0), ("small", 0), ("small", 1)):
-        for cell in ("asgd", "ssgd"):
-            trial = paper.trial("figure-1", scale, cell, seed)
-            assert trial
-            results.add(made(trial, [0.9]), tmp_path / trial.file)
+    for scale, seeds in (("paper", 1), ("small", 2)):
+        keep(tmp_path, paper.items["figure-1"], scale, asgd=[0.9] * seeds, ssgd=[0.9] * seeds)
     page = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert "| 1 | ASGD | test accuracy, % | above 50 | 99 | 90 (one seed) | 1 | paper, does not decide |" in page
     assert "| 1 | ASGD | test accuracy, % | above 50 | 99 | 90 | 2 | small |" in page
@@ -1013,9 +986,7 @@ def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("{kind: bars}", "{kind: bars, over: {ssgd: [asgd]}}").replace(
         "SSGD, options: {kvstore: ssgd}", "SSGD, options: {kvstore: ssgd}, paper: {accuracy: 66}"))
     item = paper.items["figure-1"]
-    picture = item.pictures[2]
-    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value])
-                    for seed, value in enumerate(values)} for name, values in (("asgd", (0.9, 0.8)), ("ssgd", (0.6,)))}
+    picture, cells = item.pictures[2], ran(item, asgd=(0.9, 0.8), ssgd=(0.6,))
     assert picture.cells == ("asgd",)
     # seed 1 has no other to be divided by, so it is by the mean
     assert [pictures._base(picture, "asgd", cells, seed) for seed in (0, 1)] == pytest.approx([60, 60])

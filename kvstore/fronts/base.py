@@ -197,9 +197,9 @@ class FrontEnd:
         self._place(held)
 
     def _place(self, snapshot: Snapshot) -> None:
+        self._set_aux(snapshot.aux)  # before the weights, in whose memory a buffer may lie
         for lane, flat in zip(self.lanes, snapshot.weights):
             lane.show(flat)
-        self._set_aux(snapshot.aux)
 
     def _own_weights(self) -> List[NDArray]:
         """This worker's own weights, by bucket. The session has them, too."""

@@ -2,11 +2,11 @@
 memory. Only if that sum is not finite are the elements inspected: one may be infinite or NaN, or the squares may merely
 have overflowed (from 2e19 on).
 
-Workers check the beginning of each bucket, which takes microseconds and finds most: a loss that is NaN makes all
-gradients NaN. Servers check each push before the update, which reads it anyway. Where MXNet has added up by then, the
-server knows the round and the parameter, but not the worker. With on_nan `find`, and with codecs that hide it from
-servers, workers check everything they send. With `skip`, servers leave out gradients that are not finite; workers do so
-where they take steps themselves.
+Workers check the beginning of each bucket, which takes microseconds and finds most: a loss that is NaN makes gradients
+NaN, but for zeros, as in rows of an embedding that the batch lacks. Servers check each push before the update, which
+reads it anyway. Where MXNet has added up by then, the server knows the round and the parameter, but not the worker.
+With on_nan `find`, and with codecs that hide it from servers, workers check everything they send. With `skip`, servers
+leave out gradients that are not finite; workers do so where they take steps themselves.
 """
 import itertools
 import math

@@ -293,7 +293,8 @@ class Supervisor:
         starting = "" if status else self._starting_text(now)
         self.console.show_status(text or starting)
         with guarded("the file for `odsgd watch`", self.console.say):
-            hosts = {name: member.host for name, member in self.judge.members.items() if member.code is None}
+            hosts = {name: member.host for name, member in self.judge.members.items()
+                     if member.code is None and member.part != "lost"}
             self.status_file.write({
                 "job": os.getpid(), "command": shlex.join(self.job.command), "written_at": time.time(),
                 "status": status, "starting": starting, "out": self.overview.out(),

@@ -49,6 +49,8 @@ th:first-child, td:first-child {{ text-align: left }}
 
 def html(runs: Sequence[Records]) -> str:
     """The page as one file that needs no other."""
+    if len({run.virtual for run in runs}) > 1:
+        runs = [run._replace(name=run.name + " (virtual)" * run.virtual) for run in runs]
     outcomes = list(map(outcome, runs))
     sections = [
         _section("Results", "Test accuracy is measured on the weights that all workers share, after the last epoch. "
@@ -112,6 +114,7 @@ def _draw_accuracy(axes: Sequence[Any], runs: Sequence[Records]) -> None:
             for panel, xs in zip(axes, (epochs, seconds_s)):
                 panel.plot(xs, accuracies, label=run.name, color=colour, marker=".", markersize=4, linewidth=1.3)
     seconds_of = "seconds of the virtual cluster" if all(run.virtual for run in runs) else \
+        "seconds, with evaluations and checkpoints unless virtual" if any(run.virtual for run in runs) else \
         "seconds, with evaluations and the checkpoints before"
     for panel, label in zip(axes, ("epoch", seconds_of)):
         panel.set(xlabel=label, ylabel="test accuracy, %")

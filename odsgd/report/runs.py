@@ -167,6 +167,7 @@ def cells(outcomes: Sequence[Outcome]) -> List[List[str]]:
         lines[0] += ["staleness", "max", "updates/s"]
         for line, one in zip(lines[1:], outcomes):
             line += ["-"] * 3 if one.staleness is None else "{:.2f} {} {:.0f}".format(*one.staleness).split()
+            line[-1] += " virtual" * (one.virtual and one.staleness is not None)
     return lines
 
 

@@ -105,13 +105,18 @@ def of_weights(scenario: Scenario, workers: int, inner: List[Any]) -> paper.Path
                 options.get("momentum_outer", 0.0), **more)
 
 
+def follow(job: Job, name: str, paths: Any, path_global: Any) -> None:
+    """Each worker of a job has these weights in each iteration, or turn, and all have the global ones at the end."""
+    for m, result in enumerate(job):
+        for t, w in enumerate(result[f"{name}/path"]):
+            np.testing.assert_allclose(w, paths[m][t], err_msg=f"worker {m}, iteration or turn {t}", **CLOSE)
+        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+
+
 @pytest.mark.parametrize("job, name", on(TRANSPORTS, "sync", IN_NUMPY), indirect=["job"])
 def test_every_iteration_of_every_worker_follows_the_paper(job: Job, name: str) -> None:
     path, path_global = by_the_paper(SCENARIOS[name], len(job))
-    for m, result in enumerate(job):
-        for t, w in enumerate(result[f"{name}/path"]):
-            np.testing.assert_allclose(w, path[t][m], err_msg=f"worker {m}, iteration {t}", **CLOSE)
-        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+    follow(job, name, list(zip(*path)), path_global)
 
 
 def test_the_scenarios_tell_neighbouring_methods_apart(whole_job: Job) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests import paper
 from tests.contract.outcomes import TRANSPORTS, Job, NamedJob, assert_same_bits, on
-from tests.contract.test_algorithms import CLOSE, changing, multipliers, rates, summed
+from tests.contract.test_algorithms import CLOSE, changing, follow, multipliers, rates, summed
 from tests.scenarios import ASYNC, FRAGMENTS, SHAPES, SIZE, Scenario, gradient, initial
 
 IN_NUMPY = [name for name in ASYNC if not name.startswith("gluon")]
@@ -59,10 +59,7 @@ def test_every_turn_of_every_worker_follows_the_paper(async_job: Job, name: str)
     handed_in = summed(gradient, workers) if scenario.options.get("reduction") == "sum" else gradient  # n is 1 there
     path, path_global = paper.in_order(handed_in, initial(), workers, order_of(scenario, workers),
                                        method(scenario, workers))
-    for m, result in enumerate(async_job):
-        for t, w in enumerate(result[f"{name}/path"]):
-            np.testing.assert_allclose(w, path[m][t], err_msg=f"worker {m}, turn {t}", **CLOSE)
-        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+    follow(async_job, name, path, path_global)
 
 
 @pytest.mark.parametrize("async_job", ["in process 3"], indirect=True)

@@ -6,7 +6,7 @@ import pytest
 
 from tests import paper
 from tests.contract.outcomes import EVERYTHING, WITH_CODECS, Job, NamedJob, on, results
-from tests.contract.test_algorithms import CLOSE, by_the_paper
+from tests.contract.test_algorithms import CLOSE, by_the_paper, follow
 from tests.contract.test_asynchronous import method, order_of
 from tests.scenarios import CODED_ASYNC, CODED_SYNC, WAYS, Scenario, gradient, initial
 
@@ -72,10 +72,7 @@ def test_every_turn_of_every_worker_has_the_bits_of_numpy(coded_async_job: Job, 
     push, answers = codes(scenario.options)
     turns = paper.CodedTurns(method(plain(scenario), workers), push, [answers() for _ in range(workers)])
     path, path_global = paper.in_order(gradient, initial(), workers, order_of(scenario, workers), turns)
-    for m, result in enumerate(coded_async_job):
-        for t, w in enumerate(result[f"{name}/path"]):
-            np.testing.assert_allclose(w, path[m][t], err_msg=f"worker {m}, turn {t}", **CLOSE)
-        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+    follow(coded_async_job, name, path, path_global)
 
 
 @pytest.mark.parametrize("coded_job", [name for name in WITH_CODECS if name in EVERYTHING], indirect=True)

@@ -6,7 +6,7 @@ import pytest
 
 from tests import paper
 from tests.contract.outcomes import EVERYTHING, RINGS, Job, NamedJob, assert_same_bits, on
-from tests.contract.test_algorithms import CLOSE, by_the_paper, changing, multipliers, rates, scheduled, summed
+from tests.contract.test_algorithms import CLOSE, by_the_paper, changing, follow, multipliers, rates, scheduled, summed
 from tests.scenarios import CODED, LONG, RING, SCENARIOS, SCENARIOS_OF, Scenario, gradient, initial
 
 WHOLE = [name for name in RINGS if name in EVERYTHING]
@@ -45,10 +45,7 @@ def collective(scenario: Scenario, workers: int) -> paper.Path:
 @pytest.mark.parametrize("ring_job, name", on(RINGS, "ring", IN_NUMPY), indirect=["ring_job"])
 def test_every_iteration_of_every_worker_follows_the_paper(ring_job: Job, name: str) -> None:
     path, path_global = collective(RING[name], len(ring_job))
-    for m, result in enumerate(ring_job):
-        for t, w in enumerate(result[f"{name}/path"]):
-            np.testing.assert_allclose(w, path[t][m], err_msg=f"worker {m}, iteration {t}", **CLOSE)
-        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+    follow(ring_job, name, list(zip(*path)), path_global)
 
 
 @pytest.mark.parametrize("ring_job, name", on(RINGS, "ring", ["pipesgd_truncate", "pipesgd_quantize",

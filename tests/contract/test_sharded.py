@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.contract.outcomes import WITH_PARTS, Job, NamedJob, assert_same_bits, on
-from tests.contract.test_algorithms import CLOSE, IDENTITIES, IN_NUMPY, LAYOUTS, assert_same_path, by_the_paper
+from tests.contract.test_algorithms import IDENTITIES, IN_NUMPY, LAYOUTS, assert_same_path, by_the_paper, follow
 from tests.scenarios import SCENARIOS, SHARDED
 
 STORES = [name for name, scenario in SCENARIOS.items() if scenario.store is not None]
@@ -23,10 +23,7 @@ def test_every_scenario_of_servers_is_here() -> None:
 @pytest.mark.parametrize("sharded_job, name", on(WITH_PARTS, "sharded", IN_NUMPY), indirect=["sharded_job"])
 def test_every_iteration_of_every_worker_follows_the_paper(sharded_job: Job, name: str) -> None:
     path, path_global = by_the_paper(SCENARIOS[name], len(sharded_job))
-    for m, result in enumerate(sharded_job):
-        for t, w in enumerate(result[f"{name}/path"]):
-            np.testing.assert_allclose(w, path[t][m], err_msg=f"worker {m}, iteration {t}", **CLOSE)
-        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+    follow(sharded_job, name, list(zip(*path)), path_global)
 
 
 def test_global_weights_are_the_same_bits_on_every_worker(sharded_job: Job) -> None:

@@ -8,7 +8,7 @@ from typing import Iterator, List
 import numpy as np
 import pytest
 
-from tests.jobs import Result, run_job
+from tests.jobs import Result, alone, run_job
 
 
 def elastic(worker_rank: int) -> Result:
@@ -49,9 +49,7 @@ def downpour(worker_rank: int, push_every: int, fetch_every: int, steps: int) ->
     import kvstore
     from kvstore.engine._mxnet import mx
     store = kvstore.create("downpour", push_every=push_every, fetch_every=fetch_every, lr_local=0.0)
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-    w = mx.nd.zeros(1000)
-    store.broadcast("w", w, w)
+    w = alone(store, mx.nd.zeros(1000), learning_rate=1.0)
     seen = [mx.nd.zeros(1) for _ in range(steps)]
     big = mx.nd.ones((700, 700))
     for t in range(steps):

@@ -46,7 +46,7 @@ def test_ssgd_gives_what_dist_sync_gives(tmp_path: Path, script: str, way: str, 
     np.testing.assert_allclose(ours[0], stock[0], **CLOSE)
     np.testing.assert_array_equal(ours[0], ours[1])
     assert str(load(tmp_path / "ours-0.npz")["kind"]) == name
-    assert re.search(rf"^worker 0 \| worker 0: `ssgd` in place of `{name}`, which the script", done.stderr, re.M)
+    assert re.search(rf"^worker 0 \| `ssgd` in place of `{name}`, which the script", done.stderr, re.M)
     if (way, name) == ("module", "dist_sync"):  # a worker's own mean, as odsgd's local step wants it
         with_store("odsgd:warmup=4:lr_local=0", script, "module", name)
         delayed = weights(tmp_path, "ours")

@@ -140,7 +140,7 @@ optimizer.step()
 def test_a_group_that_the_script_has_begun_is_the_job_and_sends_plain_floats(words: str, line: str,
                                                                              tmp_path: Path) -> None:
     done = launched(tmp_path, BEGUN, "-s", "0", words=[words])
-    assert done.returncode and re.search(f"^worker [01] \\| worker [01]: {line}", done.stderr, re.M), done.stderr
+    assert done.returncode and re.search(f"^worker [01] \\| {line}", done.stderr, re.M), done.stderr
 
 
 WRONG = """
@@ -169,14 +169,14 @@ od.Optimizer(torch.optim.SGD((model := torch.nn.Linear(8, 4 + rank)).parameters(
                             r"on all hosts \(train\.py, line 14\)"),
     ("torchrun", "late", "worker 0: not all workers made a store within 5 s; check that all are alive and run the "
                          "same script"),
-    ("launch", "model", r"worker [01] \| worker [01]: workers 0 and 1 differ in the model and its settings; all "
+    ("launch", "model", r"worker [01] \| workers 0 and 1 differ in the model and its settings; all "
                         r"workers must run the same script with the same settings \(train\.py, line 17\)"),
-    ("launch", "on_non", r"worker [01] \| worker [01]: unknown option of store ssgd `on_non`; did you mean `on_nan`\? "
+    ("launch", "on_non", r"worker [01] \| unknown option of store ssgd `on_non`; did you mean `on_nan`\? "
                          r"Known: .* \(train\.py, line 14\)"),
     ("torchrun", "on_non", r"worker [01]: unknown option of store dsync `on_non`; .* \(train\.py, line 14\)"),
-    ("launch", "unreachable", r"worker [01] \| worker [01]: no connection to the scheduler at host\.invalid:\d+: .*; "
+    ("launch", "unreachable", r"worker [01] \| no connection to the scheduler at host\.invalid:\d+: .*; "
                               r"check that this host can reach it \(.*\) \(train\.py, line 14\)"),
-    ("ps-lite", "", r".* \| .*: this job is on ps-lite, and this process has no MXNet, which that is a part "
+    ("ps-lite", "", r".* \| this job is on ps-lite, and this process has no MXNet, which that is a part "
                     "of; start the job with --wire sockets, or .*"),
     ("python", "", r"kvstore.errors.ConfigError: this store needs a job of several processes and this is one alone "
                    r"\(DMLC_PS_ROOT_URI is not set\); start the script with `odsgd launch .* by torchrun\), or .*")])
@@ -421,7 +421,7 @@ def test_an_error_in_a_process_that_pytorch_has_spawned_ends_the_others(tmp_path
     ("killed", 137, r"^odsgd launch: worker 1 .*SIGKILL"),
     ("killed sharded", 137, r"^odsgd launch: worker 1 .*SIGKILL"),
     ("nan", 70, r"^worker 1 \| worker 1, iteration 4: \d+ elements of the gradient of w are infinite or not a number"),
-    ("silent", 75, r"^worker 0 \| worker 0: the wait for the answers of iteration 5 was not over within 8 s: ")])
+    ("silent", 75, r"^worker 0 \| the wait for the answers of iteration 5 was not over within 8 s: ")])
 def test_a_fault_of_a_worker_ends_the_job_with_its_name(fault: str, code: int, said: str, tmp_path: Path) -> None:
     words = fault.split()
     done = launched(tmp_path, TWO_MODELS, "-s", "10"[len(words) - 1], words=words)

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 
 from kvstore.state.npz import read_npz
-from tests.jobs import Result, run_job
+from tests.jobs import Result, run_job, take_step
 
 WIDTH = 1024  # 4 MiB of momentum: several pieces
 
@@ -21,10 +21,7 @@ def train_beside(worker_rank: int, folder: str) -> Result:
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store)
 
     def step() -> None:
-        with mx.autograd.record():
-            loss = (net(mx.nd.ones((1, WIDTH)) * (1 + worker_rank)) ** 2).mean()
-        loss.backward()
-        trainer.step(1)
+        take_step(trainer, lambda x: (net(x) ** 2).mean(), mx.nd.ones((1, WIDTH)) * (1 + worker_rank))
 
     for _ in range(3):
         step()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore._version import VERSION
+from kvstore._version import BUILT_FROM, VERSION, commit
 from tests.jobs import ROOT
 
 SOURCES = ("setup.py", "MANIFEST.in", "CHANGELOG.md", "pyproject.toml", "README.md", "LICENSE", "kvstore", "odsgd")
@@ -35,7 +35,7 @@ def test_a_wheel_trains_outside_a_checkout_and_names_its_version_and_commit(tmp_
     run("git", "init", "-q", cwd=source)
     run("git", "add", ".", cwd=source)
     run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all", cwd=source)
-    commit = run("git", "rev-parse", "--short", "HEAD", cwd=source).strip()
+    built_from = run("git", "rev-parse", "--short", "HEAD", cwd=source).strip()
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, source,
         cwd=tmp_path)
     wheel, = tmp_path.glob("*.whl")
@@ -45,7 +45,7 @@ def test_a_wheel_trains_outside_a_checkout_and_names_its_version_and_commit(tmp_
     run(venv / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path)
 
     odsgd = venv / "bin/odsgd"
-    assert run(odsgd, "--version", cwd=tmp_path) == f"odsgd {VERSION} (commit {commit})\n"
+    assert run(odsgd, "--version", cwd=tmp_path) == f"odsgd {VERSION} (commit {built_from})\n"
     assert str(packages) in run(venv / "bin/python", "-c", "import odsgd; print(odsgd.__file__)", cwd=tmp_path)
     assert all((packages / name / "py.typed").is_file() for name in ("kvstore", "odsgd"))
     metadata = next(packages.glob("odsgd-*.dist-info/METADATA")).read_text(encoding="utf-8")
@@ -66,6 +66,7 @@ def test_an_sdist_has_what_a_wheel_is_built_from_and_no_part_of_the_tests(tmp_pa
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {*SOURCES, "odsgd/py.typed", "odsgd/lab/advise/measured.json"} <= names
     assert not [name for name in names if name.startswith("tests")]
+    assert (f"kvstore/{BUILT_FROM}" in names) == bool(commit()), "known in a checkout alone"
 
 
 def test_the_changelog_begins_with_this_version_and_a_tag_of_this_commit_is_its() -> None:

@@ -21,10 +21,6 @@ def data(rank: int) -> Any:
     return (generator.randn(16, 5).astype(np.float32), generator.randint(0, 3, 16).astype(np.float32))
 
 
-def together(train: Callable[[InProcess], Any]) -> List[Any]:
-    return Stage(2).run(train)
-
-
 def test_an_estimators_handler_saves_and_evaluates_the_global_weights(tmp_path: Path) -> None:
     seen: List[np.ndarray] = []
 
@@ -45,7 +41,7 @@ def test_an_estimators_handler_saves_and_evaluates_the_global_weights(tmp_path: 
         with store.global_weights():
             return own, net.weight.data().asnumpy()
 
-    (own, shared), (other, same) = together(train)
+    (own, shared), (other, same) = Stage(2).run(train)
     assert np.array_equal(shared, same) and not np.array_equal(own, other) and not np.array_equal(own, shared)
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["net-0001.params", "net-0002.params"]
     assert np.array_equal(mx.nd.load(str(tmp_path / "new" / "net-0002.params"))["weight"].asnumpy(), shared)
@@ -92,7 +88,7 @@ def test_a_modules_callback_saves_the_global_weights_and_the_mean_of_the_statist
         assert np.array_equal(module.get_params()[0]["last_weight"].asnumpy(), own)  # back again
         return own, shared, statistics
 
-    (own, shared, first), (other, same, second) = together(train)
+    (own, shared, first), (other, same, second) = Stage(2).run(train)
     assert np.array_equal(shared, same) and not np.array_equal(own, other) and not np.array_equal(own, shared)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net-0002.params", "net-symbol.json"]
     _, arguments, statistics = mx.model.load_checkpoint(str(tmp_path / "net"), 2)

@@ -10,6 +10,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.transports.in_process import Stage
 from odsgd import checkpoint
+from tests.jobs import take_step
 
 nn = mx.gluon.nn
 Values = Dict[str, np.ndarray]
@@ -109,10 +110,7 @@ def test_two_networks_go_on_from_one_iteration_though_one_was_saved_later(
         trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
         keeper = checkpoint.keep(store, net, tmp_path / name, every=1, newest=newest)
         for _ in range(steps):
-            with mx.autograd.record():
-                loss = net(mx.nd.ones((1, 1)))
-            loss.backward()
-            trainer.step(1)
+            take_step(trainer, net, mx.nd.ones((1, 1)))
             keeper.step()
         return keeper
 

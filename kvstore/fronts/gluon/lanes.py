@@ -46,6 +46,8 @@ class Keyed:
         if _same(self.grads, grads) and _same(self.weights, weights):
             return False
         for one, what in [*((one, "gradient") for one in grads), *((one, "array for the weights") for one in weights)]:
+            if one.stype != "default":
+                raise ConfigError(f"the {what} of {self.parameter.name} is {one.stype}; give pushpull a dense `out`")
             if one.size != self.parameter.size:
                 raise ConfigError(f"the {what} of {self.parameter.name} has the shape {one.shape}, expected "
                                   f"{self.weights[0].shape}")

@@ -1,6 +1,6 @@
 """What od.Optimizer takes for a model: its tensors by name, and the wrappers and tensors that it does not take."""
 import zlib
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, Dict, Iterable, Iterator, List, Mapping
 
 import numpy as np
 import torch
@@ -30,6 +30,11 @@ def those_in(model: torch.nn.Module, kind: str) -> Iterator[Any]:
             if one.__name__ == kind and one.__module__.startswith("torch."))
 
 
+def with_hooks(modules: Iterable[torch.nn.Module]) -> List[torch.nn.Module]:
+    """Those that may have hooks: not TorchScript's."""
+    return [module for module in modules if not isinstance(module, torch.jit.RecursiveScriptModule)]
+
+
 def tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     """Parameters and buffers by name."""
     found: Dict[str, torch.Tensor] = {}
@@ -39,6 +44,9 @@ def tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
         if tensor.is_meta:
             raise ConfigError(f"{name} is on the device `meta`, where it has no values; put the model on a real one by "
                               "model.to_empty(device=...) and set its weights before odsgd.torch.Optimizer is made")
+        if tensor.layout is not torch.strided:
+            raise ConfigError(f"{name} is {tensor.layout}, and a store has whole arrays alone; make it dense, or keep "
+                              "it outside of the model's parameters and buffers (`self.adjacency = ...`)")
         found[plain(name)] = tensor
     return found
 

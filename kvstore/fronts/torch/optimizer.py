@@ -372,8 +372,8 @@ class Optimizer(torch.optim.Optimizer):
     def _watch_saving(self) -> None:
         """Before a state_dict the parameters get this worker's newest weights; warn if they are not the global ones."""
         root = getattr(self._model, "_orig_mod", self._model)
-        own = {root} | {module for module in root.modules() if any(True for _ in module.parameters())
-                        and not self.store.takes_weights}  # not copies, which share the hook
+        own = {*models.with_hooks(module for module in root.modules() if module is root or (
+            not self.store.takes_weights and any(True for _ in module.parameters())))}  # copies share the hook
 
         def saved(module: torch.nn.Module, *_: Any) -> None:
             self.synchronize()
@@ -403,7 +403,7 @@ class Optimizer(torch.optim.Optimizer):
 
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
-        modules = [self._model] if self._at_once else self._model.modules()
+        modules = models.with_hooks([self._model] if self._at_once else self._model.modules())
         self._before = {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
         self._hooks += self._before.values()
 

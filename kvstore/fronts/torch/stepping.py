@@ -11,6 +11,7 @@ import torch
 
 from kvstore.errors import ConfigError
 from kvstore.fronts.base import warn_once
+from kvstore.fronts.torch import models
 from kvstore.fronts.torch.lanes import held
 from kvstore.fronts.torch.optimizer import Optimizer
 from kvstore.fronts.torch.store import TorchStore
@@ -126,7 +127,7 @@ class Stepping(Optimizer):
                           "difference for steps of this worker, and its outer momentum goes on: to go back, make a "
                           "new store and a new od.Optimizer")
 
-        self._hooks.append(root.register_load_state_dict_post_hook(loaded))
+        self._hooks += [one.register_load_state_dict_post_hook(loaded) for one in models.with_hooks([root])]
 
 
 def _evaluated(closure: Callable[[], Any]) -> Tuple[Any, Callable[[], Any]]:

@@ -14,7 +14,7 @@ from odsgd.config.flags import parse_flags
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import AUTO, OURS, System, parse
-from odsgd.virtual.description import PAYLOAD, RATE, TIME
+from odsgd.virtual.description import PAYLOAD, RATE, TIME, VirtualCluster
 
 DESCRIPTION = """\
 Predict for every store on a cluster: time per iteration, samples per second,
@@ -81,6 +81,12 @@ class AdviseConfig:
     lines: int = option(20, integer(0), "longest table, in lines; a longer one has the fastest of each store; 0: all",
                         group="Output")
     json: Optional[str] = option(None, PATH, "file for all results", group="Output")
+
+    def __post_init__(self) -> None:
+        for number in self.workers:  # more than can be computed are refused before any of them is
+            VirtualCluster(workers=number)
+        for system in filter(None, (*self.systems, self.now)):
+            VirtualCluster(servers=system.extra_hosts() or 1)
 
     @classmethod
     def from_flags(cls, argv: Sequence[str]) -> "AdviseConfig":

@@ -34,12 +34,11 @@ class Tracebacks:
 
     def repeated(self, process: str, line: str) -> bool:
         """Whether this line, and the traceback above it, are another process's, too."""
-        text = line[len(process) + 2:] if line.startswith(f"{process}: ") else line
         before = self._begun.pop(process, None)
-        if before is None and not text.startswith(TRACEBACK):
+        if before is None and not line.startswith(TRACEBACK):
             return False
-        begun = hash((before, text))
-        if not text or text[0] == " " or text.endswith(TRACEBACK):
+        begun = hash((before, line))
+        if not line or line[0] == " " or line.endswith(TRACEBACK):
             self._begun[process] = begun
         if len(self._first) == MOST_TRACEBACK_LINES:
             self._first.clear()
@@ -88,7 +87,8 @@ class Console:
 
     @_harmless()
     def line(self, process: str, text: str, stream: str) -> None:
-        """Print a line of a process."""
+        """Print a line of a process; one that begins with its name, for want of a launcher, has that once."""
+        text = text[len(process) + 2:] if text.startswith(f"{process}: ") else text
         if process == BAR_OF and self.drawn:
             self._drop_bar()
         if not self._tracebacks.repeated(process, text):

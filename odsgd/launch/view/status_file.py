@@ -31,7 +31,7 @@ class StatusFile:
         self._path = folder() / f"{os.getpid()}.json"
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._ours = _is_ours(self._path.parent)
+        self._ours = self._path.parent.is_dir() and not taken()
         self._born = linux.start_time(os.getpid())
         while self.take_request():  # of a killed launcher, whose process had the same number
             pass
@@ -79,7 +79,7 @@ def requested(job: int) -> Iterator[str]:
 def read(job: int) -> Optional[Facts]:
     """The status of a job; None if it has ended."""
     path = folder() / f"{job}.json"
-    if not _is_ours(path.parent):
+    if taken():
         return None
     try:
         with path.open(encoding="utf-8") as file:
@@ -101,20 +101,11 @@ def taken() -> Optional[str]:
         status = folder().lstat()
     except OSError:
         return None
-    if _is_ours(folder()):
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
         return None
     return (f"`odsgd watch` and `odsgd join` cannot reach this user's jobs: `{folder()}` belongs to user "
             f"{status.st_uid} ({stat.filemode(status.st_mode)}), expected a folder that only user {os.getuid()} can "
             "write; have it removed, and start the job again")
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether only this user can write there."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _runs(pid: int, facts: Facts) -> bool:

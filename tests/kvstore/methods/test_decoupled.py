@@ -21,7 +21,8 @@ from kvstore.methods.quorum import LOG_PIECE, log_in, planned
 from kvstore.state import declared
 from kvstore.transports.in_process import Stage
 from tests import paper
-from tests.kvstore.methods.test_diloco import drawn, walk
+from tests.jobs import alone
+from tests.kvstore.methods.test_diloco import alike, drawn, walk
 from tests.scripted import ScriptedStage
 
 ONES = np.ones(5, np.float32)
@@ -49,9 +50,7 @@ def test_rounds_of_all_with_the_mean_are_streaming_diloco(workers: int, options:
     ours = walk("decoupled", workers, 14, drawn(5), ONES, quorum=workers, merge="mean", **settings)
     settings.pop("grace", None)
     theirs = walk("diloco", workers, 14, drawn(5), ONES, **settings)
-    for one, other in zip(ours, theirs):
-        np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-6)
-        np.testing.assert_allclose(one[1], other[1], rtol=0, atol=1e-6)
+    alike(ours, theirs, atol=1e-6)
 
 
 def test_an_outer_gradient_counts_the_examples_of_all_its_steps_also_after_a_resume() -> None:
@@ -233,9 +232,7 @@ def test_what_a_worker_finds_when_the_others_have_ended_is_not_lost(
 
     def train(transport: Any) -> Any:
         store = kvstore.create("decoupled", transport, H=2, delay=0, lr_outer=1.0, merge="mean", quorum=quorum)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-        w = mx.nd.zeros(1)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.zeros(1), learning_rate=1.0)
         store.begin()
         for _ in range(steps[transport.worker_rank]):
             store.pushpull("w", mx.nd.ones(1), w)
@@ -257,9 +254,7 @@ def test_by_the_log_of_its_rounds_a_run_repeats_to_the_bit(merge: str, tmp_path:
     assert np.abs(first[0][1] - anew[0][1]).max() > 1e-3
     (tmp_path / "rounds.json").write_text(json.dumps({"0": log}))
     again = walk("decoupled", 3, 13, drawn(5), ONES, replay=str(tmp_path / "rounds.json"), **settings)
-    for one, other in zip(first, again):
-        np.testing.assert_array_equal(one[0], other[0])
-        np.testing.assert_array_equal(one[1], other[1])
+    alike(first, again)
     with pytest.raises(ConfigError, match=r"replay: .*has no rounds of bucket 7"):
         planned(str(tmp_path / "rounds.json"), 7)
 
@@ -273,9 +268,7 @@ def evaluated(every: int, **options: Any) -> List[Any]:
 
     def train(transport: Any) -> Any:
         store = kvstore.create("decoupled", transport, H=3, delay=2, grace=1, lr_outer=0.5, **options)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
-        w = mx.nd.array(ONES)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.array(ONES), learning_rate=0.1, momentum=0.9)
         store.begin()
         path = []
         for t in range(1, 14):
@@ -300,9 +293,7 @@ def test_a_run_repeats_to_the_bit_whenever_it_and_the_run_before_it_evaluate(
     one = evaluated(first, **options)
     (tmp_path / "rounds.json").write_text(json.dumps(one[0][2]))
     other = evaluated(then, replay=str(tmp_path / "rounds.json"), **options)
-    for mine, its in zip(one, other):
-        np.testing.assert_array_equal(mine[0], its[0])
-        np.testing.assert_array_equal(mine[1], its[1])
+    alike(one, other)
     members = [[ranks for ranks, _ in run[0][2]["0"]] for run in (one, other)]
     assert members[0] == members[1]
 
@@ -365,9 +356,7 @@ def test_worker_0_refuses_a_log_of_another_job_in_a_line_before_anything_starts(
 
 def begins(transport: Any, replay: str) -> None:
     store = kvstore.create("decoupled", transport, replay=replay)
-    store.set_optimizer(mx.optimizer.SGD())
-    w = mx.nd.zeros(1)
-    store.broadcast("w", w, w)
+    alone(store, mx.nd.zeros(1))
     store.begin()
 
 
@@ -377,9 +366,7 @@ def test_a_run_that_stops_between_sending_and_applying_goes_on_to_the_same_bits(
     whole = walk("decoupled", 2, 11, drawn(5), ONES, **settings)
     first = walk("decoupled", 2, 6, drawn(5), ONES, **{**settings, "order": [0, 1]})
     then = walk("decoupled", 2, 5, drawn(5), ONES, states=[ends[2] for ends in first], **{**settings, "order": [0, 1]})
-    for one, other in zip(whole, then):
-        np.testing.assert_array_equal(one[0][6:], other[0])
-        np.testing.assert_array_equal(one[1], other[1])
+    alike(whole, then, since=6)
 
 
 def test_a_round_that_is_not_finite_is_left_out() -> None:
@@ -423,9 +410,7 @@ def test_a_worker_that_looks_at_the_global_weights_applies_what_it_had_asked_for
         m = transport.worker_rank
         store = kvstore.create("decoupled", transport, H=3, grace=1, delay=2, mix=0.0, fragments=1, merge="mean",
                                lr_outer=1.0, momentum_outer=0.0)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-        w = mx.nd.zeros(1)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.zeros(1), learning_rate=1.0)
         store.begin()
 
         def steps(number: int) -> None:

@@ -1,5 +1,5 @@
 """DiLoCo and its other forms: paths worked out by hand, the identities that tie them together, and what goes on."""
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from kvstore.methods.contract import Worker
 from kvstore.methods.diloco import DiLoCo
 from kvstore.transports.in_process import Stage
 from tests import paper
+from tests.jobs import alone
 from tests.scripted import ScriptedStage
 
 WAYS = ["worker", "ring_worker", "sharded_worker"]
@@ -67,6 +68,13 @@ def walk(name: str, workers: int, steps: Any, gradient: Grads, w_0: np.ndarray, 
         return np.array(path), final, (mine, theirs)
 
     return stage.run(train, getattr(stage, way))
+
+
+def alike(ways: Sequence[Any], others: Sequence[Any], since: int = 0, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Paths, from a step of the first ones on, and global weights at their ends; to the bit unless said otherwise."""
+    for one, other in zip(ways, others):
+        np.testing.assert_allclose(one[0][since:], other[0], rtol, atol)
+        np.testing.assert_allclose(one[1], other[1], rtol, atol)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -174,9 +182,7 @@ def test_eager_diloco_of_one_step_is_od_sgd_with_a_share_of_the_rate(workers: in
     w_0, lr = np.ones(5, np.float32), 0.2
     eager = walk("eager", workers, 20, drawn(5), w_0, 1.0, H=1, lr_outer=lr)
     odsgd = walk("odsgd", workers, 20, drawn(5), w_0, lr, warmup=0, lr_local=lr / workers)
-    for one, other in zip(eager, odsgd):
-        np.testing.assert_allclose(one[0], other[0], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(one[1], other[1], rtol=1e-5, atol=1e-6)
+    alike(eager, odsgd, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -203,9 +209,7 @@ def test_a_run_that_stops_between_two_exchanges_goes_on_to_the_same_bits(name: s
     whole = walk(name, 2, 11, drawn(5), w_0, **settings)
     first = walk(name, 2, 6, drawn(5), w_0, **settings)
     then = walk(name, 2, 5, drawn(5), w_0, states=[ends[2] for ends in first], **settings)
-    for one, other in zip(whole, then):
-        np.testing.assert_array_equal(one[0][6:], other[0])
-        np.testing.assert_array_equal(one[1], other[1])
+    alike(whole, then, since=6)
 
 
 @pytest.mark.parametrize("H, dylu, steps", [(24, (0.7, 0.7), [24, 24]), (24, (0.4, 0.3), [24, 18]),
@@ -230,9 +234,7 @@ def test_a_worker_that_is_alone_keeps_what_its_optimizer_does_between_two_exchan
 def memory_of(name: str, **options: Any) -> Dict[str, int]:
     stage = Stage(1)
     store = kvstore.create(name, stage.worker(0), **options)
-    store.set_optimizer(mx.optimizer.SGD(momentum=0.9))
-    w = mx.nd.ones(5)
-    store.broadcast("w", w, w)
+    alone(store, mx.nd.ones(5), momentum=0.9)
     store.begin()
     found: Dict[str, int] = store.memory()
     return found
@@ -274,9 +276,7 @@ def test_a_short_round_has_no_outer_momentum_unless_it_is_given_and_a_line_says_
         capfd: pytest.CaptureFixture[str]) -> None:
     for options, momentum, says in (({"H": 99}, 0.0, 1), ({"H": 99, "momentum_outer": 0.9}, 0.9, 0), ({}, 0.9, 0)):
         store = kvstore.create("diloco", Stage(1).worker(0), **options)
-        store.set_optimizer(mx.optimizer.SGD())
-        w = mx.nd.ones(5)
-        store.broadcast("w", w, w)
+        alone(store, mx.nd.ones(5))
         store.begin()
         assert store.session.method.options.momentum == momentum
         assert capfd.readouterr().err.count("below H = 100 successive outer gradients point the same way") == says
@@ -293,9 +293,7 @@ def test_nothing_is_asked_between_two_exchanges(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(transport, "exchange", counted)
     store = kvstore.create("diloco", transport, H=3)
-    store.set_optimizer(mx.optimizer.SGD())
-    w = mx.nd.ones(5)
-    store.broadcast("w", w, w)
+    w = alone(store, mx.nd.ones(5))
     store.begin()
     for _ in range(7):
         store.pushpull("w", w.copy(), w)

@@ -11,6 +11,7 @@ from kvstore.errors import ConfigError
 from kvstore.methods import fit
 from kvstore.methods.sync import SSGD, Synchronous, SyncRule
 from kvstore.transports.in_process import Stage
+from tests.jobs import alone
 
 seen: List[List[float]] = []
 
@@ -32,9 +33,7 @@ class Looking(SSGD):
 def test_a_method_may_read_a_gradient_that_the_one_it_derives_from_has_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.METHODS, "looking", Looking)
     store = kvstore.create("looking", Stage(1).worker(0))
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
-    w = mx.nd.array([1.0, 3.0])
-    store.broadcast("w", w, w)
+    w = alone(store, mx.nd.array([1.0, 3.0]), learning_rate=0.5)
     seen.clear()
     for _ in range(2):
         store.pushpull("w", mx.nd.array([5.0, 7.0]), w)

@@ -14,6 +14,7 @@ from kvstore.optimizers import compensated as registered
 from kvstore.optimizers import described, torch_formulas
 from kvstore.optimizers.apply import ImmediateOptimizer, QueuedOptimizer
 from kvstore.transports.in_process import Stage
+from tests.jobs import alone
 
 Way = Callable[[Any, NDArray, NDArray, Any], NDArray]
 """How an optimizer is applied, at its own rate: (optimizer, weights, gradient, state) -> the new weights."""
@@ -234,9 +235,7 @@ class OwnLocal(mx.optimizer.SGD):
 def test_a_script_s_own_optimizer_takes_the_local_steps() -> None:
     def path(name: str) -> float:
         store = kvstore.create("odsgd", Stage(1).worker(0), warmup=0, optimizer_local=name)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
-        w = mx.nd.array([4.0])
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.array([4.0]), learning_rate=0.5)
         for _ in range(3):
             store.pushpull("w", w, w)
         return float(w.asscalar())

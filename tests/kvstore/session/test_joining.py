@@ -18,6 +18,7 @@ def joiner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_of_one_process_has_no_part_in_the_job_that_its_worker_joins() -> None:
+    pytest.importorskip("kvstore.engine._mxnet")
     store = kvstore.create("local")
     assert (store.leads, store.iteration, store.session.first_of_joiner(1)) == (True, 0, False)
 

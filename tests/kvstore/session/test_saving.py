@@ -124,12 +124,13 @@ def test_the_memory_report_counts_every_sum_in_flight_and_the_local_optimizer() 
         kvstore.create("local").memory()
 
 
-def states_after(workers: int, name: str, **settings: Any) -> List[Tuple[Saved, Saved]]:
-    """Each worker's state, and the servers', after some steps."""
+def states_after(workers: int, name: str, each: Sequence[Any] = (), **settings: Any) -> List[Tuple[Saved, Saved]]:
+    """Each worker's state, and the servers', after some steps; `each`: the states that the workers begin from."""
     stage = Stage(workers)
 
     def work(transport: Transport) -> Tuple[Saved, Saved]:
-        store = stepped(name, transport, **settings)
+        begun = {"states": each[transport.worker_rank]} if each else {}
+        store = stepped(name, transport, **begun, **settings)
         worker = store.worker_state()
         store.barrier()
         return worker, store.server_state()
@@ -161,7 +162,7 @@ def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum(aga
 
 @pytest.mark.parametrize("settings, said", [({"momentum": 0.25}, "momentum 0.5, and this store's has 0.25"),
                                             ({"momentum": 0.5, "wd": 0.5}, "wd 0.0, and this store's has 0.5")])
-def test_a_state_of_the_optimizer_with_other_settings_is_refused(settings: Dict[str, float], said: str) -> None:
+def test_a_state_of_the_optimizer_with_other_settings_is_refused(settings: Dict[str, Any], said: str) -> None:
     """Servers would go on with those of the state, the trainer and local steps with theirs."""
     before = states_after(1, "ssgd", momentum=0.5)[0]
     with pytest.raises(ConfigError, match=f"^the saved state is of a trainer's optimizer with {said}; make it as it"):
@@ -203,15 +204,8 @@ def test_what_each_worker_kept_begins_anew_with_fewer_of_them(name: str, setting
     ("sasgd", {"T": 2}), ("pipesgd", {"K": 3}), ("acco", {}), ("odsgd", {"warmup": 1, "momentum_local": 0.5})])
 def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up(name: str,
                                                                                  settings: Dict[str, Any]) -> None:
-    states, stage = states_after(2, name, steps=3, **settings), Stage(2)
-    ring = methods.find(name).transports == ("ring",)
-
-    def second(transport: Transport) -> Tuple[Saved, Saved]:
-        store = stepped(name, transport, steps=0, states=states[transport.worker_rank], **settings)
-        worker = store.worker_state()
-        store.barrier()
-        return worker, store.server_state()
-    for before, after in zip(states, stage.run(second, stage.ring_worker if ring else stage.worker)):
+    states = states_after(2, name, steps=3, **settings)
+    for before, after in zip(states, states_after(2, name, states, steps=0, **settings)):
         for (arrays, meta), (arrays_again, meta_again) in zip(before, after):
             assert meta == meta_again and list(arrays) == list(arrays_again)
             for key, array in arrays.items():
@@ -285,11 +279,7 @@ def test_a_first_gradient_at_other_weights_than_the_saved_ones_is_refused(when: 
         else:
             store.begin()
 
-    def states(transport: Transport) -> Any:
-        store = stepped("diloco", transport, steps=2, H=3)
-        return store.worker_state(), store.server_state()
-
-    saved = Stage(2).run(states)
+    saved = states_after(2, "diloco", steps=2, H=3)
     Stage(2).run(work)
 
 

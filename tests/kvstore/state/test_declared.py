@@ -14,6 +14,7 @@ from kvstore.methods.contract import Rule, Worker
 from kvstore.methods.sync import SSGD
 from kvstore.state import declared
 from kvstore.transports.in_process import Stage
+from tests.jobs import alone
 
 
 class Pipeline(Worker):
@@ -120,9 +121,8 @@ def test_an_array_that_is_not_declared_is_told_before_a_checkpoint_lacks_it(
     monkeypatch.setattr(SSGD, side, Remembers)
 
     def step(size: int = 3) -> None:
-        store, w = kvstore.create("ssgd", Stage(1).worker(0)), mx.nd.ones(size)
-        store.set_optimizer(mx.optimizer.SGD())
-        store.broadcast("w", w, w)
+        store = kvstore.create("ssgd", Stage(1).worker(0))
+        w = alone(store, mx.nd.ones(size))
         store.pushpull("w", w, w)
 
     with pytest.raises(ConfigError, match="Remembers has an array in `v`, which no checkpoint would keep; declare it"):

@@ -19,6 +19,7 @@ from kvstore.transports.in_process import Stage
 from kvstore.transports.ring import cuts, part
 from kvstore.transports.rounds import Round
 from kvstore.weights.on_workers import Parts
+from tests.jobs import alone
 
 SHAPES = {"w1": (7, 3), "w2": (10,), "z": (1,)}
 
@@ -99,11 +100,10 @@ def test_nothing_of_a_sum_is_kept_once_it_is_there() -> None:
     stage, stores = Stage(2), []
 
     def work(transport: Transport) -> None:
-        store, w = kvstore.create("ssgd", transport), mx.nd.ones(3)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
-        store.broadcast(0, w, w)
+        store = kvstore.create("ssgd", transport)
+        w = alone(store, mx.nd.ones(3), learning_rate=0.1)
         for _ in range(3):
-            store.pushpull(0, mx.nd.ones(3), out=w)
+            store.pushpull("w", mx.nd.ones(3), out=w)
         stores.append(store)
 
     stage.run(work, stage.sharded_worker)
@@ -125,11 +125,9 @@ def test_a_sum_that_is_read_when_its_array_is_in_use_again_is_an_error(monkeypat
 
     def work(transport: Transport) -> None:
         store = kvstore.create("late", transport)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
-        w = mx.nd.ones(3)
-        store.broadcast(0, w, w)
+        w = alone(store, mx.nd.ones(3), learning_rate=0.1)
         for _ in range(2):
-            store.pushpull(0, mx.nd.ones(3), out=w)
+            store.pushpull("w", mx.nd.ones(3), out=w)
 
     stage = Stage(2)
     with pytest.raises(ProtocolError, match=r"the result of an `allreduce` is read too late, .* a larger `depth`"):
@@ -159,10 +157,9 @@ class Adding(SSGD):
 
 def shown(transport: Transport) -> float:
     """The global weights after a step from 1 at the rate 1/2, by the gradient 1."""
-    store, w = kvstore.create("adding", transport), mx.nd.ones(3)
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
-    store.broadcast(0, w, w)
-    store.pushpull(0, mx.nd.ones(3), out=w)
+    store = kvstore.create("adding", transport)
+    w = alone(store, mx.nd.ones(3), learning_rate=0.5)
+    store.pushpull("w", mx.nd.ones(3), out=w)
     with store.global_weights():
         return float(w.asnumpy()[0])
 

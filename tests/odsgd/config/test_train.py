@@ -286,14 +286,6 @@ def test_defaults_that_depend_on_other_options_are_filled_in() -> None:
     ("--kvstore downpour --push-every 2 --fetch_every 3", {"push_every": 2, "fetch_every": 3}),
     ("--kvstore easgd --alpha 0.3", {"T": 4, "alpha": 0.3}),
     ("--kvstore eamsgd --T 2 --delta 0", {"T": 2, "beta": 0.9, "delta": 0.0}),
-])
-def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags: str, options: Dict[str, Any]) -> None:
-    config = from_flags(flags)
-    assert config.asynchronous and config.needs_servers and method_options(config) == options
-    assert TrainConfig(**config.to_dict()) == config
-
-
-@pytest.mark.parametrize("flags, options", [
     ("--kvstore dsync", {"codec": "none"}),
     ("--kvstore dsync --codec quantize", {"codec": "quantize"}),
     ("--kvstore pipesgd", {"K": 2, "codec": "none", "warmup": 0}),
@@ -305,9 +297,10 @@ def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags
     ("--kvstore ssgd --transport sharded", {}),
     ("--kvstore delayed --transport ring --codec float16", {"warmup": 0, "codec": "float16"}),
 ])
-def test_stores_without_servers_need_none_and_get_their_options(flags: str, options: Dict[str, Any]) -> None:
+def test_asynchronous_stores_and_those_without_servers_get_their_options(flags: str, options: Dict[str, Any]) -> None:
     config = from_flags(flags)
-    assert not config.asynchronous and not config.needs_servers and method_options(config, 7) == options
+    asynchronous = config.kvstore in ("asgd", "dcasgd_c", "dcasgd_a", "softsync", "downpour", "easgd", "eamsgd")
+    assert config.asynchronous == config.needs_servers == asynchronous and method_options(config, 7) == options
     assert TrainConfig(**config.to_dict()) == config
     assert TrainConfig().needs_servers and TrainConfig(transport="server").needs_servers
 

@@ -426,6 +426,12 @@ def test_what_cannot_work_is_one_line(profile: str, flags: List[str], complaint:
     assert complaint in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("flags", [["--workers", "2,131073"], ["--now", "ssgd@131073"], ["--systems", "ssgd@131073"]])
+def test_more_than_can_be_computed_is_refused_before_anything_is(profile: str, flags: List[str]) -> None:
+    with pytest.raises(ConfigError, match="131073 are more than can be computed, expected at most 131072"):
+        config(profile, *flags)
+
+
 @pytest.mark.parametrize("text", ["50k", "0.3M", "7.5M", "25M"])
 def test_a_number_of_parameters_is_a_model_of_that_size(text: str) -> None:
     wanted = float(text[:-1]) * {"k": 1e3, "M": 1e6}[text[-1]]

@@ -160,6 +160,7 @@ def test_the_models_have_the_sizes_that_they_are_named_for() -> None:
 
 
 def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters() -> None:
+    pytest.importorskip("kvstore.engine._mxnet")
     assert models.shapes("mlp")[0][1:] == (3 * 32 * 32,) and models.shapes("mlp")[-1] == (10,)
     assert models.size("resnet18_v2") == 11_179_978  # the OD-SGD paper's
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import doctest
 import json
 import math
@@ -44,14 +45,19 @@ def test_an_outcome_is_last_accuracy_median_speed_and_total_time(tmp_path: Path)
 
 
 def test_a_run_on_a_virtual_cluster_is_told_in_its_time(tmp_path: Path) -> None:
-    events = [{**epoch(number, 0.5, 100, 1.0), "virtual_samples_per_s": 7.0 * number, "virtual_seconds": 20.0 * number}
-              for number in (1, 2, 3)]
+    events = [{**epoch(number, 0.5, 100, 1.0), "iteration": number, "virtual_samples_per_s": 7.0 * number,
+               "virtual_seconds": 20.0 * number} for number in (1, 2, 3)]
     run = write_run(tmp_path / "run", events)
     assert runs.table([read_run(run)]).splitlines()[1].split()[-4:] == ["14", "virtual", "60.0", "virtual"]
     records = runs.read_records(run)
     assert records.seconds() == [20.0, 40.0, 60.0]
     real = write_run(tmp_path / "real", [epoch(number, 0.5, 100, 1.0) for number in (1, 2, 3)])
     assert [line.partition(":")[0] for line in runs.compared([read_run(run), read_run(real)])] == ["Accuracy"]
+    text = page.html([records, runs.read_records(real)])
+    assert "<td>run (virtual)</td>" in text and "<td>real</td>" in text
+    assert any(b"checkpoints unless virtual" in base64.b64decode(one) for one in re.findall('base64,([^"]+)', text))
+    stale = read_run(run)._replace(staleness=(1.0, 2, 300.0))
+    assert runs.table([stale, read_run(real)]).splitlines()[1].endswith("300 virtual")
 
 
 def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ from odsgd.launch.hosts import agents as hosts_agents
 from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
-from odsgd.launch.plan import make_plan
+from odsgd.launch.plan import Job, make_plan
 from odsgd.launch.policy.judge import Verdict
 from odsgd.launch.policy.membership import why_closed
 from odsgd.launch.supervisor import Supervisor
+from odsgd.launch.view import status_file
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.status_file import StatusFile
 from tests.odsgd.launch.jobs import ROOT, A, B, job
@@ -207,14 +208,18 @@ def test_a_joiner_that_has_ended_leaves_no_agent_and_no_open_file(command: Tuple
     supervisor.status_file.close()
 
 
-def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = job(3, 1, A, spare=1, on_worker_loss="continue")
-    errors = io.StringIO()
-    supervisor = Supervisor(asked, make_plan(asked, ROOT), Console(stderr=errors), StatusFile(),
+def joined(asked: Job) -> Supervisor:
+    """Of a job all of whose processes have joined."""
+    supervisor = Supervisor(asked, make_plan(asked, ROOT), Console(stderr=io.StringIO()), StatusFile(),
                             MissingHosts(asked, [], 0.0))
     for member in supervisor.judge.members:
         supervisor.judge.reported(member, {"event": "joined"}, 0.0)
     supervisor.judge.tick(0.0)
+    return supervisor
+
+
+def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = joined(job(3, 1, A, spare=1, on_worker_loss="continue"))
     monkeypatch.setenv("ODSGD_SSH", "/no/such/program")
     supervisor._let_join("request", 1.0)
     assert supervisor.judge.tick(9.0) is None
@@ -222,17 +227,15 @@ def test_a_joiner_that_cannot_be_started_is_lost_and_the_job_goes_on(monkeypatch
     assert lost.message == ("worker 2 was lost (host 10.0.0.1): could not be started: cannot run /no/such/program: No "
                             "such file or directory; the job goes on with 2 of 3 workers")
     assert why_closed(supervisor.plan, supervisor.judge) == ""
+    supervisor._show_progress(supervisor.shown_at + 9.0)
+    facts = status_file.read(os.getpid())
+    assert facts and [row["name"] for row in facts["rows"]] == ["worker 0", "worker 1", "server 0"]
     supervisor.agents._selector.close()
     supervisor.status_file.close()
 
 
 def test_a_joiner_hears_which_others_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = job(4, 1, A, spare=1, on_worker_loss="continue")
-    supervisor = Supervisor(asked, make_plan(asked, ROOT), Console(stderr=io.StringIO()), StatusFile(),
-                            MissingHosts(asked, [], 0.0))
-    for member in supervisor.judge.members:
-        supervisor.judge.reported(member, {"event": "joined"}, 0.0)
-    supervisor.judge.tick(0.0)
+    supervisor = joined(job(4, 1, A, spare=1, on_worker_loss="continue"))
     supervisor.judge.exited("worker 1", -signal.SIGKILL, 1.0)
     supervisor.judge.tick(9.0)
     ours, theirs = (end.detach() for end in socket.socketpair())
@@ -252,8 +255,8 @@ def test_a_joiner_hears_which_others_are_lost(monkeypatch: pytest.MonkeyPatch) -
 def test_what_another_user_makes_at_the_name_of_a_socket_is_no_failure() -> None:
     asked = job(1, 1)
     plan = make_plan(asked, ROOT)
-    with contextlib.closing(StatusFile()) as status_file:
-        supervisor = Supervisor(asked, plan, Console(), status_file, MissingHosts(asked, [], 0.0))
+    with contextlib.closing(StatusFile()) as file:
+        supervisor = Supervisor(asked, plan, Console(), file, MissingHosts(asked, [], 0.0))
         taken = [Path(path) for process in plan.processes for path in process.files]
         for path in taken:
             path.mkdir()  # that of root cannot be removed by `unlink` either

@@ -46,10 +46,11 @@ def test_a_truncated_idx_file_is_an_error_with_both_sizes(mnist_folder: Path) ->
     assert f"`{path}`: expected 20 bytes, got 17; it is cut short" in message(datasets.mnist, mnist_folder)
 
 
-def test_a_truncated_gzip_file_is_an_error(mnist_folder: Path) -> None:
+def test_a_truncated_gzip_file_and_one_that_is_none_in_spite_of_its_name_are_errors(mnist_folder: Path) -> None:
     path = mnist_folder / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:100])
-    assert f"`{path}`: expected a whole gzip file" in message(datasets.mnist, mnist_folder)
+    for content in (path.read_bytes()[:100], b"<!doctype html>"):
+        path.write_bytes(content)
+        assert f"`{path}`: expected a whole gzip file" in message(datasets.mnist, mnist_folder)
 
 
 @pytest.mark.parametrize("content, said", [
@@ -59,11 +60,6 @@ def test_a_truncated_gzip_file_is_an_error(mnist_folder: Path) -> None:
 def test_a_file_of_another_kind_is_an_error(mnist_folder: Path, content: bytes, said: str) -> None:
     (mnist_folder / "train-labels-idx1-ubyte").write_bytes(content)
     assert said in message(datasets.mnist, mnist_folder)
-
-
-def test_a_file_that_is_not_gzip_in_spite_of_its_name_is_an_error(mnist_folder: Path) -> None:
-    (mnist_folder / "train-images-idx3-ubyte.gz").write_bytes(b"<!doctype html>")
-    assert "expected a whole gzip file" in message(datasets.mnist, mnist_folder)
 
 
 def test_labels_that_do_not_match_their_images_are_an_error(mnist_folder: Path) -> None:

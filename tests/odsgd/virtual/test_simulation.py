@@ -1,6 +1,6 @@
 """Times on a virtual cluster that can be worked out by hand."""
 import dataclasses
-from typing import Any, Dict, List, Sequence, Type
+from typing import Any, Dict, List, Optional, Sequence, Type
 
 import numpy as np
 import pytest
@@ -24,23 +24,28 @@ FLOATS = 250_000 - 4  # a message is a megabyte, with its header
 MBYTE = "8mbit"  # a second for each
 
 
+def described(**cluster: Any) -> VirtualCluster:
+    """All that is not given costs nothing, but for links: a message needs a second."""
+    return of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
+
+
 def job(store: str, layers: int = 1, options: Any = None, **cluster: Any) -> Simulation:
-    """Of equal layers, a bucket each, whose messages need a second; all that is not given costs nothing."""
-    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
+    """Of equal layers, a bucket each."""
     method = methods.find(store)
     parameters = [Parameter(number, f"layer{number}", (FLOATS,)) for number in range(layers)]
     checked = method.Options(**{"bucket_nbytes": 4 * FLOATS, **(options or {})}).in_iterations()
-    return times.simulation(described, method, checked, parameters)
+    return times.simulation(described(**cluster), method, checked, parameters)
 
 
 def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
     return times.iteration_s(job(store, **settings), iterations, warm_up=4)
 
 
-def paces(store: str, transport: str, options: Any, **cluster: Any) -> float:
+def simulated(store: str, options: Any = None, sizes: Any = None, transport: Optional[str] = None,
+              **cluster: Any) -> times.Pace:
     """The same by `times.simulate`."""
-    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
-    return times.simulate(described, store, [Parameter(0, "layer", (FLOATS,))], options, transport=transport).iteration
+    return times.simulate(described(**cluster), store, times.layers(sizes or {"layer": FLOATS}),
+                          {"bucket_nbytes": 4 * FLOATS, **(options or {})}, transport=transport)
 
 
 COMPUTE_3S = {"iteration": "3s"}
@@ -57,7 +62,7 @@ class Fetching(SparseAggregation):
 def test_a_ring_has_nobody_to_fetch_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods.find("sasgd"), "worker", Fetching)
     with pytest.raises(ConfigError, match="a worker of this method calls `fetch`, which only servers have"):
-        paces("sasgd", "ring", {}, workers=2, compute=COMPUTE_3S)
+        simulated("sasgd", workers=2, compute=COMPUTE_3S)
 
 
 def test_one_message_takes_both_its_links_and_the_answer_takes_them_back() -> None:
@@ -95,11 +100,10 @@ def test_a_workers_processor_takes_one_array_after_the_other() -> None:
 
 def test_an_answer_that_is_not_there_yet_holds_up_no_gradient() -> None:
     """Of two layers on a ring of two: a sum takes 4 s. The last layer's ends 1 s after the other gradient came."""
-    described = of({**FREE, "workers": 2, "links": {"goodput": "2mbit", "latency": 0, "message": 0},
-                    "compute": {"layers": {"layer0": [0, "3s"], "layer1": [0, "6s"]}},
-                    "worker": {"message": "1us", "gather": 0, "step": "1us", "scatter": "1us"}})
-    pace = times.simulate(described, "odsgd", [Parameter(number, f"layer{number}", (FLOATS,)) for number in range(2)],
-                          {"bucket_nbytes": 4 * FLOATS}, transport="ring")
+    pace = simulated("odsgd", sizes={"layer0": FLOATS, "layer1": FLOATS}, transport="ring", workers=2,
+                     links={"goodput": "2mbit", "latency": 0, "message": 0},
+                     compute={"layers": {"layer0": [0, "3s"], "layer1": [0, "6s"]}},
+                     worker={"message": "1us", "gather": 0, "step": "1us", "scatter": "1us"})
     assert pace.iteration == pytest.approx(9, rel=1e-3)
 
 
@@ -180,20 +184,18 @@ def test_a_ring_through_several_racks_is_no_faster_than_their_uplinks(hosts: int
 def test_workers_that_own_parts_send_as_a_ring_does_and_update_a_part_each() -> None:
     """3 s of passes, 1.5 s of the ring, and U of a quarter of a megabyte."""
     worker = {"message": 0, "gather": 0, "step": "2.0s", "scatter": 0}
-    described = {"workers": 4, "compute": COMPUTE_3S, "worker": worker, "options": {"bucket_nbytes": 4 * FLOATS}}
-    assert paces("ssgd", "sharded", **described) == pytest.approx(3 + 1.5 + 0.5, rel=1e-3)
+    found = simulated("ssgd", transport="sharded", workers=4, compute=COMPUTE_3S, worker=worker)
+    assert found.iteration == pytest.approx(3 + 1.5 + 0.5, rel=1e-3)
 
 
 def test_a_codec_on_servers_shortens_both_ways_and_takes_its_time_four_times_and_once_more() -> None:
     """A quarter of a second each way, or a whole one back; 0.1 s each to encode and decode, and for the server's own
     copy of what it sent.
     """
-    coded = {"codec": "quantize", "codec_weights": "quantize", "bucket_nbytes": 4 * FLOATS}
-    found = paces("ssgd", "server", workers=1, compute=COMPUTE_3S, codecs={"quantize": "100.0016ms"}, options=coded)
-    assert found == pytest.approx(3 + 0.25 + 0.25 + 5 * 0.1, rel=1e-3)
-    coded["codec_weights"] = "none"
-    found = paces("ssgd", "server", workers=1, compute=COMPUTE_3S, codecs={"quantize": "100.0016ms"}, options=coded)
-    assert found == pytest.approx(3 + 0.25 + 1 + 5 * 0.1, rel=1e-3)
+    for codec_weights, back in (("quantize", 0.25), ("none", 1)):
+        found = simulated("ssgd", {"codec": "quantize", "codec_weights": codec_weights}, workers=1, compute=COMPUTE_3S,
+                          codecs={"quantize": "100.0016ms"})
+        assert found.iteration == pytest.approx(3 + 0.25 + back + 5 * 0.1, rel=1e-3)
 
 
 @pytest.mark.parametrize("back", ["none", "quantize"])
@@ -221,10 +223,9 @@ def test_where_cores_are_shared_processors_take_as_much_longer_as_they_are_busy(
     """3 s of passes, 2 of links, f of gathering; 1.5 s of one core's: f = 1 / (1 - 1.5 / (5 + f)), so f = 1.31."""
     worker = {"message": 0, "gather": "1s", "step": 0, "scatter": 0}
     passes = {"iteration": "3s", "processor": "500ms"}
-    settings: Dict[str, Any] = {"workers": 1, "compute": passes, "worker": worker,
-                                "options": {"bucket_nbytes": 4 * FLOATS}}
-    assert paces("ssgd", "server", **settings) == pytest.approx(6, rel=1e-3)
-    assert paces("ssgd", "server", cores=1, **settings) == pytest.approx(6.31, rel=0.015)
+    settings: Dict[str, Any] = {"workers": 1, "compute": passes, "worker": worker}
+    assert simulated("ssgd", **settings).iteration == pytest.approx(6, rel=1e-3)
+    assert simulated("ssgd", cores=1, **settings).iteration == pytest.approx(6.31, rel=0.015)
 
 
 def test_a_method_that_exchanges_every_T_iterations_sends_so_often() -> None:
@@ -234,13 +235,10 @@ def test_a_method_that_exchanges_every_T_iterations_sends_so_often() -> None:
 def test_an_exchange_with_a_delay_runs_beside_the_steps_until_it_is_applied() -> None:
     """It takes 2 s, once in four steps of 3 s; in two fragments twice 1 s, of which the second layer's runs beside the
     passes of the first."""
-    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, "workers": 1,
-                    "compute": COMPUTE_3S})
-    halves = [Parameter(number, f"layer{number}", (FLOATS // 2,)) for number in range(2)]
-    whole = {"H": 4, "bucket_nbytes": 4 * FLOATS}
+    halves = {"layer0": FLOATS // 2, "layer1": FLOATS // 2}
     for more, expected in (({}, 3.5), ({"delay": 1}, 3), ({"fragments": 2}, 3.25), ({"fragments": 2, "delay": 1}, 3)):
-        found = times.simulate(described, "diloco", halves, {**whole, **more}).iteration
-        assert found == pytest.approx(expected, rel=1e-3), more
+        found = simulated("diloco", {"H": 4, **more}, halves, workers=1, compute=COMPUTE_3S)
+        assert found.iteration == pytest.approx(expected, rel=1e-3), more
 
 
 def run_through(simulation: Simulation, iterations: Sequence[int]) -> int:
@@ -303,9 +301,8 @@ def test_the_pace_of_a_round_follows_from_the_description(placement: str, receiv
     """Where the link is slower, and where the server's thread is."""
     settings: Dict[str, Any] = {"workers": 4, "placement": placement, "compute": {"iteration": 0},
                                 "server": {"message": 0, "receive": receive, "update": "1.0s"}}
-    cluster = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **settings})
-    nbytes = 4 * (FLOATS + 4)
-    assert per_iteration("ssgd", **settings) == pytest.approx(nbytes * cluster.round_pace(), rel=1e-3)
+    paced = 4 * (FLOATS + 4) * described(**settings).round_pace()
+    assert per_iteration("ssgd", **settings) == pytest.approx(paced, rel=1e-3)
 
 
 class LooksAtAll(SyncRule):
@@ -327,12 +324,6 @@ def test_buckets_are_larger_on_fast_links_unless_bits_depend_on_them() -> None:
 
     assert buckets(SSGD, "954mbit") > 4 * buckets(SSGD, "100gbit")
     assert buckets(OfItsOwn, "100gbit") == buckets(OfItsOwn, "954mbit") == buckets(SSGD, "954mbit")
-
-
-def simulated(store: str, options: Any = None, sizes: Any = None, **cluster: Any) -> times.Pace:
-    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
-    return times.simulate(described, store, times.layers(sizes or {"layer": FLOATS}),
-                          {"bucket_nbytes": 4 * FLOATS, **(options or {})})
 
 
 def test_loads_say_which_resource_an_iteration_waits_for() -> None:
@@ -362,7 +353,7 @@ def test_loads_are_of_every_worker_where_some_exchange_more_often() -> None:
 
 
 def test_the_passes_of_unlike_workers_are_those_of_the_slowest_or_of_them_all() -> None:
-    unlike = {"workers": 2, "compute": {"iteration": "6s", "speeds": {1: 0.5}}}
+    unlike: Dict[str, Any] = {"workers": 2, "compute": {"iteration": "6s", "speeds": {1: 0.5}}}
     assert simulated("ssgd", **unlike).loads["passes"] == pytest.approx(12)
     asynchronous = simulated("asgd", **unlike)
     assert asynchronous.loads["passes"] == pytest.approx(2 / (1 / 6 + 1 / 12))

@@ -13,6 +13,7 @@ from kvstore.methods.delayed import Delayed
 from kvstore.transports.turns import LateAnswer
 from odsgd.virtual.description import of
 from odsgd.virtual.transport import VirtualStage
+from tests.jobs import alone
 from tests.scenarios import PLAIN, Scenario, train
 
 WORKERS = 4
@@ -202,12 +203,10 @@ def pushed(latency: str, fetch_every: int, iterations: int) -> List[Tuple[float,
 
     def work(transport: Any) -> Tuple[float, int]:
         made = kvstore.create("downpour", transport, push_every=1, fetch_every=fetch_every)
-        made.set_optimizer(mx.optimizer.SGD(learning_rate=1))
-        w = mx.nd.zeros(3)
-        made.broadcast(0, w, w)
+        w = alone(made, mx.nd.zeros(3), learning_rate=1)
         made.begin()
         for t in range(iterations):
-            made.pushpull(0, mx.nd.ones(3) * 2 ** (t % 10) * (1 + 256 * transport.worker_rank), out=w)
+            made.pushpull("w", mx.nd.ones(3) * 2 ** (t % 10) * (1 + 256 * transport.worker_rank), out=w)
         with made.global_weights():
             buffers, = transport._buffers.values()
             return float(w.asnumpy()[0]), len(buffers._buffers)
@@ -247,10 +246,8 @@ def test_a_cluster_trains_one_model_at_a_time() -> None:
     transport = VirtualStage(of({"workers": 1})).worker(0)
 
     def step(store: Any, size: int) -> None:
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
-        w = mx.nd.ones(size)
-        store.broadcast(0, w, out=w)
-        store.pushpull(0, mx.nd.ones(size), out=w)
+        w = alone(store, mx.nd.ones(size), learning_rate=0.1)
+        store.pushpull("w", mx.nd.ones(size), out=w)
 
     step(kvstore.create("ssgd", transport), 3)
     with pytest.raises(ConfigError, match="one model at a time"):

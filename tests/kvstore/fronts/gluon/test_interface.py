@@ -19,6 +19,7 @@ from kvstore.job import agreement, environment
 from kvstore.session.session import Session
 from kvstore.state.npz import write_npz
 from kvstore.transports.in_process import Stage
+from tests.jobs import take_step
 
 WORKERS, ROUNDS = 3, 4
 SHAPES = {"3": (2, 3), "4": (5,), 99: (40, 30)}
@@ -171,19 +172,6 @@ def test_whole_numbers_that_single_precision_does_not_hold_are_refused(pushed: i
         Stage(WORKERS).run(worker)
 
 
-def test_lists_of_keys() -> None:
-    def check(store: LegacyStore) -> None:
-        keys = list(SHAPES)
-        store.init(keys, [mx.nd.ones(shape) for shape in SHAPES.values()])
-        outs = [mx.nd.zeros(shape) for shape in SHAPES.values()]
-        for round_ in range(1, ROUNDS):
-            store.push(keys, [gradient(store, shape) for shape in SHAPES.values()])
-            store.pull(keys, out=outs)
-            assert all(is_everywhere(out, 1 + round_ * MEAN) for out in outs)
-
-    on_workers(check)
-
-
 def test_pushpull_and_broadcast_of_lists() -> None:
     def check(store: LegacyStore) -> None:
         keys, outs = list(SHAPES), [mx.nd.zeros(shape) for shape in SHAPES.values()]
@@ -313,10 +301,8 @@ def test_a_trainer_with_row_sparse_gradients_walks_the_path_of_dense_ones() -> N
                                        kvstore=kvstore.create("odsgd", transport=transport, warmup=1))
             seen = []
             for t in range(4):
-                with mx.autograd.record():
-                    loss = (net(mx.nd.array([[0, transport.worker_rank, 2, t], [5, 5, 2, 2]])) ** 2).sum()
-                loss.backward()
-                trainer.step(2)
+                take_step(trainer, lambda x: (net(x) ** 2).sum(),
+                          mx.nd.array([[0, transport.worker_rank, 2, t], [5, 5, 2, 2]]), batch=2)
                 seen.append(net[0].weight.data().asnumpy())
             return np.array(seen)
 
@@ -361,9 +347,11 @@ def test_a_trainer_with_row_sparse_weights_walks_the_path_of_dense_ones(name: st
 
 @pytest.mark.parametrize("call, said", [
     (lambda store: store.pull("5", out=mx.nd.zeros(1)), "key 5 was not broadcast, nor initialized by `init`"),
-    (lambda store: store.push("5", mx.nd.zeros(1)), "key 5 was not broadcast"),
+    (lambda store: store.pushpull("5", mx.nd.zeros(1), out=mx.nd.zeros(1)), "key 5 was not broadcast"),
     (lambda store: store.push(["3", "4"], [mx.nd.zeros(1)]), "2 keys, and not as many values"),
     (lambda store: store.row_sparse_pull("3", out=mx.nd.zeros(1)), "row_sparse_pull of 3 without row_ids"),
+    (lambda store: store.pushpull(["4", "3"], [mx.nd.zeros(1), rows((1,), [0], 1)]),
+     "the array for the weights of 3 is row_sparse; give pushpull a dense `out`"),
     (lambda store: store.set_optimizer(mx.optimizer.create("lamb")), "LAMB looks at each parameter as a whole, and"),
     (lambda store: store.set_optimizer(mx.optimizer.SGD(param_idx2name={"3": "b_bias"}, wd=0.1)),
      r"with other multipliers: lr_mult and wd_mult of 3 were \[1.0, 1.0\] and are \[1.0, 0.0\]"),
@@ -374,16 +362,6 @@ def test_what_cannot_be_is_one_line(call: Callable[[LegacyStore], None], said: s
         store.push(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
         with pytest.raises(ConfigError, match=said):
             call(store)
-
-    on_workers(check)
-
-
-def test_a_key_takes_part_once_in_every_round() -> None:
-    def check(store: LegacyStore) -> None:
-        store.init(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
-        store.push("3", mx.nd.zeros(1))
-        with pytest.raises(ProtocolError, match="parameter 3 was handed in twice in iteration 0, while 1 others are"):
-            store.push("3", mx.nd.zeros(1))
 
     on_workers(check)
 

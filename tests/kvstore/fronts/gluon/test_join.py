@@ -11,6 +11,7 @@ from kvstore.fronts.gluon.store import Store
 from kvstore.methods.sync import SSGD, Synchronous
 from kvstore.transports.in_process import Stage
 from tests import methods
+from tests.jobs import alone
 from tests.kvstore.fronts.uneven import LENGTHS, LR_LOCAL, TARGETS, W_0, by_numpy, lr
 
 
@@ -55,9 +56,7 @@ def test_a_mean_is_that_of_the_workers_that_have_a_gradient(ends: str, name: str
 def test_a_worker_may_have_no_data_at_all() -> None:
     def work(transport: Any) -> float:
         store = kvstore.create("ssgd", transport, uneven="join")
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
-        w = mx.nd.ones(1)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.ones(1), learning_rate=0.5)
         if store.rank == 0:
             store.pushpull("w", w, w)
         store.join()
@@ -83,9 +82,7 @@ class Clipped(SSGD):
 def test_a_method_is_told_by_what_a_gradient_was_multiplied() -> None:
     def work(transport: Any) -> List[float]:
         store = kvstore.create("clipped", transport, uneven="join")
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-        w = mx.nd.array([W_0])
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.array([W_0]), learning_rate=1.0)
         seen = []
         for _ in range(4 - 2 * store.rank):
             store.pushpull("w", mx.nd.array([10.0]), w)
@@ -104,9 +101,7 @@ def test_asking_for_a_state_that_all_share_joins_first() -> None:
 
     def work(transport: Any) -> Any:
         store = kvstore.create("ssgd", transport, uneven="join")
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.5))
-        w = mx.nd.ones(3)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.ones(3), learning_rate=0.5, momentum=0.5)
         for _ in range(1 + store.rank):
             store.pushpull("w", w, w)
         arrays, _ = store.server_state()

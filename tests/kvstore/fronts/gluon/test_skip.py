@@ -11,6 +11,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import DivergedError
 from kvstore.messages import finite
 from kvstore.transports.in_process import InProcess, Stage
+from tests.jobs import alone
 from tests.scripted import ScriptedStage
 
 TARGETS = (0.0, 2.0, 5.0)
@@ -83,9 +84,7 @@ def test_a_round_that_is_not_finite_is_left_out(name: str, kind: Optional[str], 
 
     def work(transport: Any) -> List[float]:
         store = kvstore.create(name, transport, on_nan="skip", **options)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=LR, momentum=0.0 if "T" in options else MOMENTUM))
-        w = mx.nd.full(2000, W_0)
-        store.broadcast("w", w, w)
+        w = alone(store, mx.nd.full(2000, W_0), learning_rate=LR, momentum=0.0 if "T" in options else MOMENTUM)
         seen = [W_0]
         for t in range(STEPS):
             grad = w - TARGETS[transport.worker_rank]
@@ -110,9 +109,7 @@ def test_what_a_codec_of_few_bits_would_hide_from_the_servers_stops_the_job(
         codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InProcess, "checks_all", False)  # as with real servers
     store = kvstore.create("ssgd", Stage(1).worker(0), codec=codec)
-    store.set_optimizer(mx.optimizer.SGD())
-    w, grad = mx.nd.ones(2000), mx.nd.ones(2000)
-    store.broadcast("w", w, w)
+    w, grad = alone(store, mx.nd.ones(2000)), mx.nd.ones(2000)
     grad[1999] = np.nan
     with pytest.raises(DivergedError, match="worker 0, iteration 1: 1 elements of the gradient of w"):
         store.pushpull("w", grad, w)

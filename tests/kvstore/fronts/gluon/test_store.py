@@ -18,6 +18,7 @@ from kvstore.fronts.gluon.lanes import FLATS
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.messages.seam import Ring, Saved, Transport
 from kvstore.transports.in_process import Stage
+from tests.jobs import take_step
 from tests.scripted import ScriptedStage
 
 autograd, gluon = mx.autograd, mx.gluon
@@ -30,16 +31,21 @@ def make(name: str = "ssgd", workers: int = 1, transport: Optional[Transport] = 
     return store
 
 
+def single(*arguments: Any, w: Sequence[float] = (4.0,), **options: Any) -> Tuple[LegacyStore, NDArray]:
+    """One that trains this array alone."""
+    store, array = make(*arguments, **options), mx.nd.array(w)
+    store.broadcast("w", array, array)
+    return store, array
+
+
 def path(name: str, targets: Sequence[float], iterations: int, order: Optional[Sequence[int]] = None,
          **options: Any) -> List[List[float]]:
     """Global weights after each iteration: worker m descends (w - targets[m])^2 / 2 from w = 4 with lr 1/2."""
     cluster = ScriptedStage(len(targets), order)
 
     def work(transport: Transport) -> List[float]:
-        store = make(name, transport=transport, **options)
-        w = mx.nd.array([4.0])
+        store, w = single(name, transport=transport, **options)
         seen: List[float] = []
-        store.broadcast("w", w, w)
         for _ in range(iterations):
             store.pushpull("w", w - targets[transport.worker_rank], w)
             with store.global_weights():
@@ -68,9 +74,8 @@ def elastic_path(name: str, targets: Sequence[float], iterations: int, **options
     cluster = ScriptedStage(len(targets), list(range(len(targets))) * iterations)
 
     def work(transport: Transport) -> List[float]:
-        store = make(name, transport=transport, T=1, alpha=0.5, **options)
-        w, seen = mx.nd.array([4.0]), []
-        store.broadcast("w", w, w)
+        store, w = single(name, transport=transport, T=1, alpha=0.5, **options)
+        seen = []
         for _ in range(iterations):
             store.pushpull("w", w - targets[transport.worker_rank], w)
             seen.append(w.asscalar())
@@ -98,9 +103,7 @@ def test_an_order_that_cannot_happen_is_told_and_not_waited_for_ever() -> None:
     cluster = ScriptedStage(2, order=[0, 0], timeout_s=2.0)
 
     def work(transport: Transport) -> None:
-        store = make(transport=transport)
-        w = mx.nd.array([4.0])
-        store.broadcast("w", w, w)
+        store, w = single(transport=transport)
         store.pushpull("w", w, w)
     with pytest.raises(RoundTimeoutError, match=r"worker 0, bucket 0 .w.: the answer|worker 1's turn"):
         cluster.run(work)
@@ -112,9 +115,7 @@ def test_one_worker_may_be_an_iteration_ahead_in_odsgd_and_not_in_ssgd() -> None
     seen: List[Tuple[int, float]] = []
 
     def work(transport: Transport) -> None:
-        store = make("odsgd", transport=transport, warmup=0, lr_local=0.25)
-        w = mx.nd.array([4.0])
-        store.broadcast("w", w, w)
+        store, w = single("odsgd", transport=transport, warmup=0, lr_local=0.25)
         store.pushpull("w", w, w)   # returns before worker 1 has pushed, with a local step already taken
         seen.append((transport.worker_rank, w.asscalar()))
         store.wait()
@@ -127,12 +128,6 @@ def test_unknown_names_and_options_are_told_with_the_nearest_one() -> None:
         kvstore.create("odsdg")
     with pytest.raises(ConfigError, match=r"unknown option of store odsgd `lr_locl`; did you mean `lr_local`\?"):
         kvstore.create("odsgd", lr_locl=1)
-    with pytest.raises(ConfigError, match="unknown option of store ssgd `warmup`"):
-        kvstore.create("ssgd", warmup=1)
-    with pytest.raises(ConfigError, match=r"store sasgd: T: expected a whole number, 1 or more .*, got `2\.5`"):
-        kvstore.create("sasgd", T=2.5)
-    with pytest.raises(ConfigError, match=r"store odsgd: warmup: expected iterations .* got `-1`"):
-        make("odsgd", warmup=-1)
 
 
 def test_a_store_outside_a_job_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +156,7 @@ def test_a_parameter_handed_in_twice_in_an_iteration_is_an_error() -> None:
     store = make()
     arrays = two_keys(store)
     store.pushpull("a", arrays["a"], arrays["a"])
-    with pytest.raises(ProtocolError, match="parameter a was handed in twice in iteration 0"):
+    with pytest.raises(ProtocolError, match="parameter a was handed in twice in iteration 0, while 1 others are"):
         store.pushpull("a", arrays["a"], arrays["a"])
 
 
@@ -169,25 +164,22 @@ def test_a_parameter_handed_in_twice_in_an_iteration_is_an_error() -> None:
     (20, 10, r"the gradient of w has the shape \(20,\), expected \(10,\)"),
     (10, 20, r"the array for the weights of w has the shape \(20,\), expected \(10,\)")])
 def test_an_array_of_another_size_than_its_parameters_is_refused(grad: int, out: int, said: str) -> None:
-    store, w = make(), mx.nd.ones(10)
-    store.broadcast("w", w, w)
+    store, _ = single(w=[1.0] * 10)
     with pytest.raises(ConfigError, match=said):
         store.pushpull("w", mx.nd.ones(grad), mx.nd.ones(out))
 
 
-def test_an_unknown_key_and_a_late_parameter_are_errors() -> None:
+def test_a_late_parameter_is_an_error() -> None:
     store = make()
     arrays = two_keys(store)
-    with pytest.raises(ConfigError, match="key c was not broadcast, nor initialized by `init`"):
-        store.pushpull("c", arrays["a"], arrays["a"])
+    store.begin()
     with pytest.raises(ConfigError, match="parameter c appears after the first step"):
         store.broadcast("c", arrays["a"], arrays["a"])
 
 
 def test_what_a_closed_store_held_goes_with_it_and_waits_for_no_collector_of_cycles() -> None:
     """Which comes seldom, and meanwhile there would be the arrays of many stores."""
-    store, w = make(), mx.nd.ones(3)
-    store.broadcast("w", w, w)
+    store, w = single(w=[1.0] * 3)
     store.pushpull("w", w.copy(), w)
     held = [weakref.ref(one) for one in (*store.lanes, *store.session.transport.stage.shards)]  # type: ignore[attr-defined]
     gc.collect()
@@ -271,10 +263,7 @@ def test_constants_that_single_precision_does_not_have_keep_every_bit() -> None:
             parameter.initialize()
         store = kvstore.create("ssgd", transport)
         trainer = gluon.Trainer(parameters, "sgd", kvstore=store)
-        with autograd.record():
-            loss = parameters[0].data() * 2
-        loss.backward()
-        trainer.step(1)
+        take_step(trainer, lambda: parameters[0].data() * 2)
         after = [constant.data().asnumpy() for constant in parameters[1:]]
         with store.global_weights():
             return [after, [constant.data().asnumpy() for constant in parameters[1:]]]
@@ -306,9 +295,7 @@ def test_lists_of_arrays_that_differ_between_workers_are_told_apart() -> None:
 
 
 def test_an_array_that_the_caller_replaces_is_followed() -> None:
-    store = make()
-    w = mx.nd.array([4.0])
-    store.broadcast("w", w, w)
+    store, w = single()
     store.pushpull("w", mx.nd.array([2.0]), w)
     other = mx.nd.zeros(1)
     store.pushpull("w", mx.nd.array([1.0]), other)
@@ -384,10 +371,7 @@ def convolution_path(store: str, steps: int = 4) -> List[np.ndarray]:
     losses = []
     for _ in range(steps):
         x, y = mx.nd.array(random.rand(4, 8, 8, 8)), mx.nd.array(random.randint(0, 5, 4))
-        with autograd.record():
-            loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
-        loss.backward()
-        trainer.step(4)
+        take_step(trainer, lambda x, y: gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y), x, y, batch=4)
         losses.append(net(x).asnumpy())  # in inference mode oneDNN keeps weights in a layout of its own
     return losses
 
@@ -408,10 +392,7 @@ def test_statistics_without_gradient_are_averaged_for_evaluation_and_given_back(
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05}, kvstore=store)
         x = mx.nd.array(np.random.RandomState(transport.worker_rank).rand(4, 8, 8, 8))
         for _ in range(2):
-            with autograd.record():
-                loss = net(x).sum()
-            loss.backward()
-            trainer.step(4)
+            take_step(trainer, lambda x: net(x).sum(), x, batch=4)
             then(net)
         mean = net.collect_params()["net_batchnorm0_running_mean"]
         own = mean.data().asnumpy()
@@ -432,10 +413,7 @@ def test_a_frozen_convolution_is_averaged_whatever_layout_onednn_keeps_it_in() -
     net(mx.nd.ones((4, 8, 8, 8))).wait_to_read()  # inference may reorder weights in place
     store = kvstore.create("local")
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05}, kvstore=store)
-    with autograd.record():
-        loss = net(mx.nd.ones((4, 8, 8, 8))).sum()
-    loss.backward()
-    trainer.step(4)
+    take_step(trainer, lambda: net(mx.nd.ones((4, 8, 8, 8))).sum(), batch=4)
     before = net[0].weight.data().asnumpy()
     net(mx.nd.ones((4, 8, 8, 8))).wait_to_read()
     with store.global_weights():
@@ -462,10 +440,7 @@ def test_trainer_saves_and_loads_optimizer_states(tmp_path: Path) -> None:
         if load:
             trainer.load_states(load)
         for _ in range(steps):
-            with autograd.record():
-                loss = net(mx.nd.ones((1, 1))) ** 2
-            loss.backward()
-            trainer.step(1)
+            take_step(trainer, lambda x: net(x) ** 2, mx.nd.ones((1, 1)))
         file = str(tmp_path / f"states-{steps}")
         trainer.save_states(file)
         return file, net.weight.data().asscalar()
@@ -486,10 +461,7 @@ def trained(net: Any, store: Any, optimizer: str = "sgd", **params: Any) -> Tupl
     trainer = gluon.Trainer(net.collect_params(), optimizer, params, kvstore=store)
 
     def step() -> float:
-        with autograd.record():
-            loss = net(mx.nd.full((2, 1), 1.0))
-        loss.backward()
-        trainer.step(2)
+        take_step(trainer, net, mx.nd.full((2, 1), 1.0), batch=2)
         return float(net.weight.data().asnumpy()[0, 0])
 
     return trainer, step
@@ -623,13 +595,8 @@ def test_a_parameter_that_had_no_gradient_in_the_first_step_is_named() -> None:
     trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
     for grad_req, error in (("null", None), ("write", f"pushpull of {net.bias.name}, which had no gradient in")):
         net.bias.grad_req = grad_req
-        with autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-        loss.backward()
-        with contextlib.ExitStack() as stack:
-            if error:
-                stack.enter_context(pytest.raises(ConfigError, match=error))
-            trainer.step(1)
+        with pytest.raises(ConfigError, match=error) if error else contextlib.nullcontext():
+            take_step(trainer, net, mx.nd.ones((1, 1)))
 
 
 @pytest.mark.parametrize("change, said", [
@@ -678,9 +645,7 @@ def test_global_weights_before_the_first_step_are_those_of_worker_0_and_none_tak
 
 def test_adamw_clips_gradients_as_the_optimizers_of_mxnet_do() -> None:
     def walk(grads: Sequence[float], **options: Any) -> float:
-        store = make(optimizer=lambda: mx.optimizer.create("adamw", learning_rate=0.5, **options))
-        w = mx.nd.array([4.0])
-        store.broadcast("w", w, w)
+        store, w = single(optimizer=lambda: mx.optimizer.create("adamw", learning_rate=0.5, **options))
         for grad in grads:
             store.pushpull("w", mx.nd.array([grad]), w)
         return float(w.asscalar())
@@ -704,10 +669,7 @@ def test_a_layer_that_is_frozen_after_the_first_step_asks_for_a_new_store() -> N
         return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvstore.create("local"))
 
     def step(by: Any) -> List[float]:
-        with autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-        loss.backward()
-        by.step(1)
+        take_step(by, net, mx.nd.ones((1, 1)))
         return [layer.weight.data().asscalar() for layer in net]
 
     first = trainer()
@@ -746,10 +708,7 @@ def test_gradient_compression_of_mxnet_is_a_codec() -> None:
                             compression_params={"type": "2bit", "threshold": 0.25})
     seen = []
     for _ in range(4):
-        with autograd.record():
-            loss = 0.125 * net(mx.nd.ones((1, 1)))
-        loss.backward()
-        trainer.step(1)
+        take_step(trainer, lambda x: 0.125 * net(x), mx.nd.ones((1, 1)))
         seen.append(net.weight.data().asscalar())
     assert seen == [1.0, 0.75, 0.75, 0.5]  # of every two gradients one is sent, as large as both
     assert (store.options.codec, store.options.codec_threshold) == ("2bit", 0.25)
@@ -773,10 +732,8 @@ def ring_path(name: str, targets: Sequence[float], iterations: int, optimizer: O
     cluster = Stage(len(targets))
 
     def work(transport: Transport) -> List[Tuple[float, float]]:
-        store = make(name, transport=transport, optimizer=optimizer, **options)
-        w = mx.nd.array([4.0])
+        store, w = single(name, transport=transport, optimizer=optimizer, **options)
         seen: List[Tuple[float, float]] = []
-        store.broadcast("w", w, w)
         for _ in range(iterations):
             store.pushpull("w", w - targets[transport.worker_rank], w)
             own = w.asscalar()
@@ -803,9 +760,8 @@ def test_a_given_rate_of_aggregation_follows_the_schedule_of_the_local_steps(in_
         optimizer = mx.optimizer.SGD(learning_rate=0.5)
         if in_scheduler:  # which has the rate alone
             optimizer = mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5))
-        store = make("sasgd", transport=transport, optimizer=lambda: optimizer, gamma_p=0.0625)
-        w, seen = mx.nd.array([4.0]), []
-        store.broadcast("w", w, w)
+        store, w = single("sasgd", transport=transport, optimizer=lambda: optimizer, gamma_p=0.0625)
+        seen = []
         for t in range(4):
             if t == 2 and not in_scheduler:
                 optimizer.set_learning_rate(0.25)
@@ -830,10 +786,7 @@ def test_a_schedule_that_begins_before_the_first_step_is_a_factor_of_the_trainer
             if rate == 1.0:  # another optimizer's own rate, with a schedule of its own
                 trainer._kvstore.set_optimizer(mx.optimizer.SGD(learning_rate=2.0))
             trainer.set_learning_rate(rate)
-            with autograd.record():
-                loss = net(mx.nd.ones((1, 1)))
-            loss.backward()
-            trainer.step(1)
+            take_step(trainer, net, mx.nd.ones((1, 1)))
             seen.append(net.weight.data().asscalar())
         return seen
 
@@ -867,9 +820,8 @@ def test_acco_follows_the_hand_computed_path() -> None:
         2.25        1.5         1.5     2.25    2.25 - 1.875 / 2    = 1.3125
     """
     def work(transport: Transport) -> List[float]:
-        store = make("acco", transport=transport, optimizer=lambda: mx.optimizer.SGD(learning_rate=0.5))
-        w, seen = mx.nd.array([4.0]), []
-        store.broadcast("w", w, w)
+        store, w = single("acco", transport=transport, optimizer=lambda: mx.optimizer.SGD(learning_rate=0.5))
+        seen = []
         for t in range(5):
             store.pushpull("w", w - 2 * transport.worker_rank + t % 2, w)
             seen.append(w.asscalar())
@@ -898,9 +850,7 @@ def test_trainers_with_different_learning_rates_are_told_apart_at_the_next_evalu
 def test_rates_that_differed_once_are_told_apart_though_the_last_ones_agree() -> None:
     def work(transport: Transport) -> None:
         optimizer = mx.optimizer.SGD(learning_rate=0.5)
-        store = make("dsync", transport=transport, optimizer=lambda: optimizer)
-        w = mx.nd.array([4.0])
-        store.broadcast("w", w, w)
+        store, w = single("dsync", transport=transport, optimizer=lambda: optimizer)
         for rate in (0.25 if transport.worker_rank else 0.5, 0.5):
             optimizer.lr = rate
             store.pushpull("w", w - 1, w)
@@ -944,9 +894,7 @@ def test_a_ring_goes_on_from_a_saved_state_to_the_same_bits(name: str, options: 
 
 def test_local_rates_of_sasgd_may_differ_between_workers_where_they_are_not_its_gamma_p_too() -> None:
     def work(transport: Transport, gamma_p: Optional[float]) -> float:
-        store = make("sasgd", transport=transport, gamma_p=gamma_p)
-        w = mx.nd.array([4.0])
-        store.broadcast("w", w, w)
+        store, w = single("sasgd", transport=transport, gamma_p=gamma_p)
         store.lr_local = 0.5 / (1 + transport.worker_rank)
         store.pushpull("w", w - 1, w)
         with store.global_weights():
@@ -984,9 +932,12 @@ def test_a_ring_sends_what_the_codec_of_the_store_leaves_of_a_gradient() -> None
 
 @pytest.mark.parametrize("name, options, said", [
     ("sasgd", {"T": 0}, "store sasgd: T: expected a whole number, 1 or more and below 2^31, got `0`"),
+    ("sasgd", {"T": 2.5}, "store sasgd: T: expected a whole number, 1 or more and below 2^31, got `2.5`"),
     ("pipesgd", {"K": 0}, "store pipesgd: K: expected a whole number, 1 or more and below 2^31, got `0`"),
     ("sasgd", {"gamma_p": -1}, "store sasgd: gamma_p: expected a number, at least 0, got `-1`"),
     ("pipesgd", {"warmup": -1}, "store pipesgd: warmup: expected iterations (200) or epochs (2epochs), got `-1`"),
+    ("odsgd", {"warmup": -1}, "store odsgd: warmup: expected iterations (200) or epochs (2epochs), got `-1`"),
+    ("ssgd", {"warmup": 1}, "unknown option of store ssgd `warmup`"),
     ("pipesgd", {"warmup": "1epoch"}, "store pipesgd: `1epoch`: only a training run knows how long an epoch is"),
     ("pipesgd", {"codec": "zip"}, "store pipesgd: codec: unknown codec `zip`"),
     ("dsync", {"K": 2}, "unknown option of store dsync `K`"),
@@ -1039,8 +990,8 @@ def test_optimizer_states_of_worker_0_reach_every_worker_of_a_ring(tmp_path: Pat
 
 def test_a_schedule_may_come_and_go_between_two_steps() -> None:
     optimizer = mx.optimizer.SGD(learning_rate=0.5)
-    store, w, seen = make(optimizer=lambda: optimizer), mx.nd.array([4.0]), []
-    store.broadcast("w", w, w)
+    store, w = single(optimizer=lambda: optimizer)
+    seen = []
     for schedule in (None, mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.5), None):
         optimizer.lr_scheduler = schedule
         store.pushpull("w", mx.nd.ones(1), w)
@@ -1057,8 +1008,7 @@ def test_global_weights_before_there_are_any_name_what_is_missing() -> None:
 @pytest.mark.parametrize("name, options", [("downpour", {"T": 2}), ("easgd", {"T": 2}), ("diloco", {"H": 2})])
 def test_global_weights_between_two_exchanges_say_what_they_lack(
         capsys: pytest.CaptureFixture[str], name: str, options: Dict[str, Any]) -> None:
-    store, w = make(name, **options), mx.nd.ones(1)
-    store.broadcast("w", w, w)
+    store, w = single(name, **options, w=[1.0])
     lacks = []
     for _ in range(3):
         store.pushpull("w", mx.nd.ones(1), w)
@@ -1069,8 +1019,7 @@ def test_global_weights_between_two_exchanges_say_what_they_lack(
 
 
 def test_global_weights_of_sasgd_lack_nothing_between_two_exchanges(capsys: pytest.CaptureFixture[str]) -> None:
-    store, w = make("sasgd", transport=Stage(1).ring_worker(0), T=4), mx.nd.array([4.0])
-    store.broadcast("w", w, w)
+    store, w = single("sasgd", transport=Stage(1).ring_worker(0), T=4)
     store.pushpull("w", mx.nd.ones(1), w)
     with store.global_weights():
         assert w.asscalar() == 3.5 and not capsys.readouterr().err
@@ -1121,10 +1070,7 @@ def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others(monkeypatch: pyte
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store)
 
     def step(*x: float) -> None:
-        with mx.autograd.record():
-            loss = net(mx.nd.array(x).reshape(-1, 1)).sum()
-        loss.backward()
-        trainer.step(1)
+        take_step(trainer, lambda: net(mx.nd.array(x).reshape(-1, 1)).sum())
 
     def held() -> List[float]:
         return [net.beta.data().asscalar(), net.running_mean.data().asscalar()]
@@ -1149,9 +1095,7 @@ def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others(monkeypatch: pyte
     with monkeypatch.context() as patched, pytest.raises(KeyError, match="way back"), store.showing(then):
         patched.setattr(store, "_set_aux", lambda aux: aux["way back"])
     step(1, 3)
-    w = mx.nd.ones(1)
-    synchronous = make("ssgd")
-    synchronous.broadcast("w", w, w)
+    synchronous, _ = single()
     synchronous.begin()
     with pytest.raises(ConfigError, match="for asynchronous stores, and `ssgd` is synchronous; use global_weights"):
         synchronous.snapshot()

@@ -195,6 +195,22 @@ def test_a_trace_does_not_keep_weights_that_are_on_their_way() -> None:
     torch.jit.trace(net, torch.ones(2, 3), check_trace=False)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name, whole", [("odsgd", False), ("diloco", True)])
+def test_what_torchscript_has_compiled_trains_alike(name: str, whole: bool) -> None:
+    def run(scripted: bool, transport: Any) -> np.ndarray:
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+        if scripted:
+            net[2] = torch.jit.script(net[2])
+            net = torch.jit.script(net) if whole else net
+        train(net, by_store(net, name, transport, **{"H": 2} if name == "diloco" else {"warmup": 1}), 5)
+        return np.concatenate([one.numpy().reshape(-1) for one in net.state_dict().values()])
+
+    for ours, theirs in zip(*(Stage(2).run(functools.partial(run, scripted)) for scripted in (True, False))):
+        np.testing.assert_allclose(ours, theirs, 1e-5)
+
+
 def test_global_weights_between_backward_and_step_are_refused_which_are_those_of_no_step() -> None:
     net, store = Net(), create("ssgd", transport=Stage(1).worker(0), bucket_nbytes=64)
     optimizer = Optimizer(torch.optim.SGD(net.parameters(), 0.1), net, store)

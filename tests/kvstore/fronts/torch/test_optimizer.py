@@ -555,6 +555,10 @@ def test_what_cannot_be_done_is_said_in_one_line() -> None:
         local(Net().to("meta"))
     with pytest.raises(ConfigError, match=r"conv.weight is torch.float64"):
         local(Net().double())
+    sparse = Net()
+    sparse.register_buffer("adjacency", torch.eye(3).to_sparse())
+    with pytest.raises(ConfigError, match=r"adjacency is torch.sparse_coo, and a store has whole arrays alone"):
+        local(sparse)
     net = torch.nn.Embedding(3, 2, sparse=True)
     optimizer = local(net)
     net(torch.tensor([1])).sum().backward()
@@ -928,6 +932,19 @@ def test_a_step_inside_global_weights_is_an_error(name: str) -> None:
             train(net, optimizer, [torch.ones(3)])
 
     Stage(1).run(run)
+
+
+def test_a_buffer_in_a_weights_memory_leaves_the_global_weights_as_they_are() -> None:
+    def run(has_buffer: bool, transport: Any) -> Any:
+        net = Linear()
+        net.register_buffer("seen", net.w.detach() if has_buffer else None)
+        store = create("odsgd", transport, warmup=0)
+        train(net, Optimizer(optim.SGD(net.parameters(), 0.05, momentum=0.9), net, store), batches(store.rank, 3))
+        with store.global_weights():
+            return net.w.detach().clone()
+
+    for has, lacks in zip(*(Stage(2).run(functools.partial(run, has_buffer)) for has_buffer in (True, False))):
+        assert torch.equal(has, lacks)
 
 
 def test_a_buffer_of_one_byte_begins_as_worker_0s_and_has_no_mean() -> None:

@@ -31,6 +31,7 @@ from tests.jobs import until
 
 SIZE, KEY, PATIENCE_S = 1000, 7, 300
 PUSHED = np.array([0, 0, 0, 1], np.float32)  # the header of a push
+ZEROS = np.zeros(SIZE, np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,11 @@ class Client:
     def answer(self) -> Tuple[List[float], np.ndarray]:
         return self.answers.get(timeout=PATIENCE_S)
 
+    def begin(self, w: np.ndarray = ZEROS) -> List[float]:
+        """Send the first weights."""
+        self.ask(w.view(np.uint8), 0, 0, 0, BEGIN)
+        return self.answer()[0]
+
 
 def add(key: int, pushed: NDArray, stored: NDArray) -> None:
     """W <- W + sum, as a shard would; the version is the sum of the marks."""
@@ -80,8 +86,7 @@ def test_a_round_is_answered_when_all_have_pushed_however_long_the_messages(hub:
     w = hub.open({KEY: size}, traffic)[KEY]
     first, second = Client(hub, 0), Client(hub, 1)
     start = np.arange(size, dtype=np.float32)
-    first.ask(start.view(np.uint8), 0, 0, 0, BEGIN)
-    first.answer()
+    first.begin(start)
     np.testing.assert_array_equal(w, start)
     ones = CodedPush(traffic, size).encode(np.ones(size, np.float32))
     second.ask(ones, 0, 0, 0, 2)
@@ -96,13 +101,11 @@ def test_a_round_is_answered_when_all_have_pushed_however_long_the_messages(hub:
 def test_an_asynchronous_hub_answers_each_push(hub: Hub) -> None:
     traffic = TrafficSettings(asynchronous=True, codec="float16", codec_weights="float16")
     hub.open({KEY: SIZE}, traffic)
-    zeros = np.zeros(SIZE, np.float32)
-    client, answer = Client(hub, 1), CodedAnswer(traffic, zeros)
-    client.ask(zeros.view(np.uint8), 0, 0, 0, BEGIN)
-    client.answer()
+    client, answer = Client(hub, 1), CodedAnswer(traffic, ZEROS)
+    client.begin()
     for count in (1, 2, 3):
-        client.ask(CodedPush(traffic, SIZE).encode(zeros + 1), 0, 0, 0, 2)
-        message = np.append(zeros, PUSHED)
+        client.ask(CodedPush(traffic, SIZE).encode(ZEROS + 1), 0, 0, 0, 2)
+        message = np.append(ZEROS, PUSHED)
         answer.room(message)[:] = client.answer()[1]
         answer.decode(message, PUSHED)
         assert set(message[:-HEADER].tolist()) == {count}
@@ -110,15 +113,14 @@ def test_an_asynchronous_hub_answers_each_push(hub: Hub) -> None:
 
 def test_where_servers_have_rounds_a_push_is_answered_without_weights_and_who_asks_waits(hub: Hub) -> None:
     hub.open({KEY: SIZE}, TrafficSettings(asynchronous=True, quorum=2))
-    zeros, one = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32).view(np.uint8)
+    one = np.ones(SIZE, np.float32).view(np.uint8)
     first, second = Client(hub, 0), Client(hub, 1)
-    first.ask(zeros.view(np.uint8), 0, 0, 0, BEGIN)
-    first.answer()
+    first.begin()
     first.ask(one, 0, 0, 0, 1)
     assert first.answer()[1].size == 0
     first.ask(one[:0], 0, 1, 0, FETCH)
     second.ask(one[:0], 0, 0, 0, FETCH)  # only looks
-    np.testing.assert_array_equal(second.answer()[1].view(np.float32), zeros + 1)
+    np.testing.assert_array_equal(second.answer()[1].view(np.float32), ZEROS + 1)
     second.ask(one, 0, 0, 0, 2)
     for client, size in ((second, 0), (first, SIZE)):
         np.testing.assert_array_equal(client.answer()[1].view(np.float32), np.full(size, 2, np.float32))
@@ -128,8 +130,7 @@ def test_a_worker_that_was_given_up_and_still_sends_does_not_reach_who_has_joine
     """This server's host has heard neither of the loss nor of the joiner."""
     w = hub.open({KEY: SIZE}, TrafficSettings(asynchronous=True))[KEY]
     old, ones = Client(hub, 1), np.ones(SIZE, np.float32)
-    old.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
-    old.answer()
+    old.begin()
     before = hub._connections[1]
     room = hub._room(1, before, KEY, ones.nbytes, 2)
     joiner = Client(hub, 1, joined=2)
@@ -177,9 +178,7 @@ def test_a_silent_stranger_holds_up_nobody(hub: Hub) -> None:
     host, _, port = hub.address.rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE_S):
         hub.open({KEY: SIZE}, TrafficSettings(codec="float16"))
-        client = Client(hub, 0)
-        client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
-        assert client.answer()[0][-1] == BEGIN
+        assert Client(hub, 0).begin()[-1] == BEGIN
 
 
 def test_silent_strangers_are_few_at_a_time(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

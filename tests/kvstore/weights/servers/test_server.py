@@ -15,7 +15,7 @@ from kvstore.errors import ProtocolError
 from kvstore.job import commands
 from kvstore.job.deadlines import Deadlines
 from kvstore.job.pulse import pulse
-from kvstore.messages.header import ANSWER_FLOATS, BEGIN, HEADER, Header
+from kvstore.messages.header import ANSWER_FLOATS, HEADER, Header
 from kvstore.messages.seam import TrafficSettings
 from kvstore.methods.sync import SyncRule
 from kvstore.optimizers.described import describe
@@ -188,8 +188,7 @@ def test_the_loop_waits_for_an_update_of_a_message_with_a_codec(monkeypatch: pyt
     job.command("open_direct", traffic=settings, buckets={str(BUCKET): [0, SIZE]})
     assert job.server._hub is not None
     client = Client(job.server._hub, 0)
-    client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
-    client.answer()
+    client.begin(np.zeros(SIZE, np.float32))
     client.ask(np.zeros(SIZE, np.float16).view(np.uint8), 0, 0, 0, 1)
     assert Slow.begun.wait(PATIENCE_S)
     loop = threading.Thread(target=job.push, args=(SUM,))

@@ -15,15 +15,18 @@ def monitor(hosts: Dict[str, str], hang_timeout_s: float = 60.0) -> LivenessMoni
 
 
 class Story:
-    """A job whose processes beat every second; `states` says how each differs from a worker or server that is well."""
+    """A job whose processes beat every second, for `since` seconds at first; `states` says how each differs from a
+    worker or server that is well.
+    """
 
-    def __init__(self, hang_timeout_s: float = 60.0, hosts: Optional[Dict[str, str]] = None) -> None:
+    def __init__(self, hang_timeout_s: float = 60.0, hosts: Optional[Dict[str, str]] = None, since: int = 20) -> None:
         self.hosts = dict(hosts or HOSTS)
         self.liveness = monitor(self.hosts, hang_timeout_s)
         self.now = 0.0
         self.at = 0
         self.states: Dict[str, Dict[str, Any]] = {}
         self.mute: Set[str] = set()  # hosts whose agent says nothing
+        self.goes_on(since)
 
     def beat(self, name: str) -> Dict[str, Any]:
         idle = {"at": self.at, "moves": self.at, "activity": "", "waits_s": 0.2, "silent_s": 0.4}
@@ -48,7 +51,7 @@ class Story:
 
 
 def test_a_job_that_is_well_is_left_alone() -> None:
-    story = Story()
+    story = Story(since=0)
     assert story.goes_on(1000) is None
     assert story.liveness.take_warnings() == []
 
@@ -57,7 +60,6 @@ def test_a_job_that_is_well_is_left_alone() -> None:
                                           ("worker 1", "worker 0 waits for it since iteration 20")])
 def test_a_stopped_process_is_named_after_10_s_and_has_failed_after_60(name: str, others: str) -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"waits_s": 5.0}, "worker 1": {"waits_s": 5.0}, name: {"silent_s": 0.5, "state": "T"}}
     began = story.now
     while not story.liveness._warnings:
@@ -74,7 +76,6 @@ def test_a_stopped_process_is_named_after_10_s_and_has_failed_after_60(name: str
 @pytest.mark.parametrize("trouble", ["stopped", "agent", "still", "all"])
 def test_any_hang_timeout_works_as_it_says(limit_s: float, trouble: str) -> None:
     story = Story(limit_s)
-    story.goes_on(20)
     if trouble == "stopped":
         story.states = {"worker 1": {"silent_s": 0.0, "state": "T"}}
     elif trouble == "agent":
@@ -95,7 +96,6 @@ def test_any_hang_timeout_works_as_it_says(limit_s: float, trouble: str) -> None
 
 def test_of_a_silent_agent_it_is_the_host_that_is_blamed_though_a_worker_there_stood_still_first() -> None:
     story = Story(4.0)
-    story.goes_on(20)
     story.states = {"worker 1": {"at": 20, "moves": 20}}
     story.goes_on(3)
     story.mute = {"node2"}
@@ -105,7 +105,6 @@ def test_of_a_silent_agent_it_is_the_host_that_is_blamed_though_a_worker_there_s
 
 def test_a_process_that_stood_still_before_it_was_stopped_is_said_to_do_both() -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 1": {"at": 20, "moves": 20}}
     story.goes_on(12)
     story.states["worker 1"].update(silent_s=1.0, state="T")
@@ -115,7 +114,7 @@ def test_a_process_that_stood_still_before_it_was_stopped_is_said_to_do_both() -
 
 
 def test_a_process_that_answers_again_is_told() -> None:
-    story = Story()
+    story = Story(since=0)
     story.states = {"server 0": {"silent_s": 1.0}}
     story.goes_on(15)
     del story.states["server 0"]
@@ -125,7 +124,6 @@ def test_a_process_that_answers_again_is_told() -> None:
 
 def test_a_process_that_has_done_its_part_may_clean_up_in_silence() -> None:
     story = Story(hosts={"worker 0": "a", "worker 1": "b"})
-    story.goes_on(20)
     story.liveness.leaving("worker 1", story.now)
     story.states = {"worker 1": {"silent_s": 0.5, "state": "R"}}
     assert story.goes_on(95) is None and story.liveness.take_warnings() == []
@@ -140,9 +138,6 @@ def test_a_process_that_has_done_its_part_may_clean_up_in_silence() -> None:
 
 
 def test_a_script_without_a_pulse_is_not_missed() -> None:
-    story = Story()
-    for name in HOSTS:
-        story.states[name] = {}
     liveness = monitor(HOSTS)
     for second in range(1000):
         liveness.heard(HOSTS, float(second))
@@ -157,8 +152,7 @@ def test_a_script_without_a_pulse_is_not_missed() -> None:
 ])
 def test_a_process_that_answers_and_does_not_move_is_told_from_those_that_wait(
         name: str, state: Dict[str, Any], text: str) -> None:
-    story = Story()
-    story.goes_on(7)
+    story = Story(since=7)
     story.states = {"worker 0": {"waits_s": 5.0}, "worker 1": {"waits_s": 5.0}, name: state}
     hung = story.goes_on(100, moves=False)
     assert hung and hung.names == [name] and hung.text.startswith(text), hung
@@ -166,18 +160,17 @@ def test_a_process_that_answers_and_does_not_move_is_told_from_those_that_wait(
 
 
 def test_long_iterations_are_given_their_time() -> None:
-    story = Story()
+    story = Story(since=0)
     assert story.goes_on(600, every=40) is None  # 40 s each
     assert story.goes_on(195, moves=False) is None
     assert story.goes_on(10, moves=False) is not None
-    first = Story()
+    first = Story(since=0)
     assert first.goes_on(590, moves=False) is None  # the first iteration compiles
 
 
 @pytest.mark.parametrize("activity, limit_s", [("evaluation", 600), ("checkpoint", 600), ("", 10 ** 4)])
 def test_other_activities_have_a_limit_of_their_own(activity: str, limit_s: int) -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"activity": activity}, "worker 1": {"activity": activity, "waits_s": 9.0}}
     assert story.goes_on(limit_s, moves=False) is None
     assert (story.goes_on(5, moves=False) is None) == (not activity)
@@ -185,7 +178,6 @@ def test_other_activities_have_a_limit_of_their_own(activity: str, limit_s: int)
 
 def test_batches_of_an_evaluation_are_movement() -> None:
     story = Story()
-    story.goes_on(20)
     for substep in range(20):
         story.states = {name: {"activity": "evaluation", "substep": substep, "waits_s": None}
                         for name in ("worker 0", "worker 1")}
@@ -194,7 +186,6 @@ def test_batches_of_an_evaluation_are_movement() -> None:
 
 def test_when_all_wait_nobody_is_blamed() -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"waits_s": 90.0}, "worker 1": {"waits_s": 90.0}}
     hung = story.goes_on(100, moves=False)
     assert hung and hung.names == list(HOSTS) and hung.text.startswith("for 61 s every process has answered"), hung
@@ -203,7 +194,7 @@ def test_when_all_wait_nobody_is_blamed() -> None:
 
 def test_when_all_wait_in_the_first_iteration_a_warning_comes_long_before_the_end() -> None:
     """As where large packets do not come through."""
-    story = Story()
+    story = Story(since=0)
     story.states = {name: {"activity": "training", "waits_s": 900.0} for name in ("worker 0", "worker 1")}
     assert story.goes_on(299, moves=False) is None and story.liveness.take_warnings() == []
     assert story.goes_on(200, moves=False) is None
@@ -214,7 +205,6 @@ def test_when_all_wait_in_the_first_iteration_a_warning_comes_long_before_the_en
 def test_who_has_waited_for_a_worker_that_ended_is_given_its_time_again() -> None:
     """Worker 0 was long at an evaluation; the other has not heard yet that it is over."""
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"activity": "evaluation"}, "worker 1": {"waits_s": 90.0}}
     assert story.goes_on(100, moves=False) is None
     story.liveness.leaving("worker 0", story.now)
@@ -226,7 +216,6 @@ def test_who_has_waited_for_a_worker_that_ended_is_given_its_time_again() -> Non
 @pytest.mark.parametrize("trouble", [{"activity": "serving", "waits_s": None}, {"silent_s": 0.0}])
 def test_a_server_that_holds_up_all_is_blamed_though_they_have_waited_longer(trouble: Dict[str, Any]) -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"waits_s": 90.0}, "worker 1": {"waits_s": 90.0}}
     assert story.goes_on(30, moves=False) is None
     story.states["server 1"] = trouble
@@ -236,7 +225,6 @@ def test_a_server_that_holds_up_all_is_blamed_though_they_have_waited_longer(tro
 
 def test_all_that_wait_hang_whatever_they_are_at() -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"waits_s": 90.0, "activity": "checkpoint"},
                     "worker 1": {"waits_s": 90.0, "activity": "evaluation"}}
     assert story.goes_on(55, moves=False) is None
@@ -246,7 +234,6 @@ def test_all_that_wait_hang_whatever_they_are_at() -> None:
 
 def test_the_end_of_a_long_wait_is_movement_and_no_sign_of_long_iterations() -> None:
     story = Story(hang_timeout_s=5.0)
-    story.goes_on(20)
     for substep in range(12):
         story.states = {"worker 0": {"activity": "evaluation", "substep": substep},
                         "worker 1": {"waits_s": substep + 1.0}}
@@ -260,7 +247,6 @@ def test_the_end_of_a_long_wait_is_movement_and_no_sign_of_long_iterations() -> 
 
 def test_those_that_are_left_when_one_has_ended_are_not_judged_by_beats_from_before() -> None:
     story = Story(hang_timeout_s=60.0, hosts={"worker 0": "a", "worker 1": "b"})
-    story.goes_on(20)
     story.states = {"worker 0": {"activity": "evaluation", "substep": 1}, "worker 1": {"waits_s": 90.0}}
     assert story.goes_on(90, moves=False) is None
     story.liveness.ended("worker 0")  # it has let worker 1 go on just before
@@ -281,7 +267,6 @@ def test_of_two_agents_at_one_address_the_silent_one_is_lost() -> None:
 
 def test_an_agent_that_goes_on_may_speak_before_it_passes_on_beats() -> None:
     story = Story(hang_timeout_s=4.0)
-    story.goes_on(20)
     story.goes_on(2, moves=False)
     assert [story.liveness.find_hung(now) for now in (23.0, 24.0, 25.0)] == [None] * 3
     story.liveness.heard(HOSTS, 25.2)
@@ -290,7 +275,6 @@ def test_an_agent_that_goes_on_may_speak_before_it_passes_on_beats() -> None:
 
 def test_one_that_stood_still_and_is_stopped_then_is_named_for_both() -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"at": 20}, "worker 1": {"waits_s": 5.0}}
     assert story.goes_on(15, moves=False) is None
     story.states = {"worker 0": {"activity": "", "silent_s": 0.5, "state": "T"}, "worker 1": {"waits_s": 5.0}}
@@ -303,7 +287,6 @@ def test_one_that_stood_still_and_is_stopped_then_is_named_for_both() -> None:
 
 def test_a_silent_agent_is_named_and_then_lost_with_its_processes() -> None:
     story = Story()
-    story.goes_on(20)
     story.mute = {"node2"}
     story.states = {"worker 0": {"waits_s": 5.0}}
     assert story.goes_on(11, moves=False) is None
@@ -315,7 +298,6 @@ def test_a_silent_agent_is_named_and_then_lost_with_its_processes() -> None:
 
 def test_a_launcher_that_was_held_up_blames_nobody() -> None:
     story = Story()
-    story.goes_on(20)
     story.now += 500
     assert story.liveness.find_hung(story.now) is None
     assert story.goes_on(20) is None
@@ -325,14 +307,13 @@ def test_a_launcher_that_was_held_up_blames_nobody() -> None:
 def test_what_a_launcher_did_not_see_is_no_long_iteration_and_no_movement_to_come() -> None:
     """Though it reads the beats that have come before it looks at the clock."""
     story = Story()
-    story.goes_on(20)
     story.now += 600
     assert story.goes_on(5) is None
     assert story.goes_on(63, moves=False) is not None
 
 
 def test_without_a_hang_timeout_there_are_only_warnings() -> None:
-    story = Story(hang_timeout_s=0.0)
+    story = Story(hang_timeout_s=0.0, since=0)
     story.states = {"server 0": {"silent_s": 1.0}}
     assert story.goes_on(5000) is None
     assert len(story.liveness.take_warnings()) == 1
@@ -352,7 +333,6 @@ def test_a_beat_of_another_form_does_no_harm(beat: Any) -> None:
 def test_a_worker_that_ends_early_fails_the_job_at_once_and_is_named_if_it_did_not_say_where_it_ended() -> None:
     for told in (20, None):
         story = Story()
-        story.goes_on(20)
         story.liveness.leaving("worker 1", story.now, told)
         story.liveness.beats({"worker 1": {"at": 3}}, 20.0)  # an old one
         story.liveness.ended("worker 1")
@@ -370,7 +350,7 @@ def test_a_worker_that_ends_early_fails_the_job_at_once_and_is_named_if_it_did_n
 
 def test_one_that_is_done_waits_in_no_iteration() -> None:
     """Its last beat is from before, when it waited for a worker that was lost."""
-    story = Story()
+    story = Story(since=0)
     story.states = {"worker 0": {"at": 0, "waits_s": 15.0}}
     story.goes_on(1, moves=False)
     story.liveness.leaving("worker 0", 1.2, 6)
@@ -381,7 +361,6 @@ def test_one_that_is_done_waits_in_no_iteration() -> None:
 def test_one_that_is_done_soon_after_a_long_wait_has_moved() -> None:
     """It says so before its beat tells of the last iterations, and that beat is no news then."""
     story = Story(hang_timeout_s=4.0)
-    story.goes_on(20)
     story.states = {"worker 0": {"waits_s": 3.5}, "worker 1": {"waits_s": 3.5}}
     assert story.goes_on(4, moves=False) is None
     story.states = {}
@@ -393,7 +372,6 @@ def test_one_that_is_done_soon_after_a_long_wait_has_moved() -> None:
 def test_workers_that_wait_at_different_iterations_are_named() -> None:
     """As one that evaluates, which all do together, while the other has a batch left."""
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"at": 21, "waits_s": 11.0}, "worker 1": {"waits_s": 11.0, "activity": "evaluation"}}
     story.goes_on(9, moves=False)
     assert story.liveness.take_warnings() == []
@@ -405,7 +383,6 @@ def test_workers_that_wait_at_different_iterations_are_named() -> None:
 
 def test_a_worker_whose_answer_does_not_come_through_has_no_fewer_batches() -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"at": 21, "waits_s": 11.0}, "worker 1": {"waits_s": 11.0}}
     story.goes_on(40, moves=False)
     assert story.liveness.take_warnings() == []
@@ -413,7 +390,6 @@ def test_a_worker_whose_answer_does_not_come_through_has_no_fewer_batches() -> N
 
 def test_asynchronous_workers_may_wait_at_different_iterations() -> None:
     story = Story()
-    story.goes_on(20)
     story.states = {"worker 0": {"at": 25, "waits_s": 11.0, "asynchronous": True},
                     "worker 1": {"waits_s": 11.0, "asynchronous": True}}
     story.goes_on(40, moves=False)
@@ -423,7 +399,6 @@ def test_asynchronous_workers_may_wait_at_different_iterations() -> None:
 @pytest.mark.parametrize("at, waits_s", [(20, 30.0), (21, 1.0), (21, None)])
 def test_a_worker_that_ended_where_the_others_are_is_no_news(at: int, waits_s: Optional[float]) -> None:
     story = Story()
-    story.goes_on(20)
     story.liveness.ended("worker 1")
     story.states = {"worker 0": {"at": at, "waits_s": waits_s}}
     story.goes_on(5, moves=False)

@@ -18,7 +18,7 @@ from kvstore.state.npz import read_npz
 from kvstore.transports.in_process import Stage
 from odsgd.training.checkpoint import checkpoint, manifests, resuming, weights
 from odsgd.training.checkpoint.mirror import CheckpointMirror
-from tests.jobs import train_once
+from tests.jobs import take_step, train_once
 
 Trained = Tuple[Any, Any, Callable[[], None]]
 
@@ -34,10 +34,7 @@ def trained() -> Trained:
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store)
 
     def step() -> None:
-        with mx.autograd.record():
-            loss = net(mx.nd.array(np.random.RandomState(0).rand(2, 4))).square().sum()
-        loss.backward()
-        trainer.step(2)
+        take_step(trainer, lambda x: net(x).square().sum(), mx.nd.array(np.random.RandomState(0).rand(2, 4)), batch=2)
     step()
     return store, net, step
 

@@ -16,7 +16,7 @@ from kvstore.transports.in_process import Stage
 from odsgd.training.checkpoint import checkpoint, manifests, resuming
 from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError, RemoteMirror, mirror_at
 from tests.integration.launching import executable, stand_in_ssh
-from tests.jobs import train_once
+from tests.jobs import take_step, train_once
 
 
 @pytest.fixture(params=["folder", "host"])
@@ -68,6 +68,14 @@ def test_what_is_not_copied_is_told_in_one_line_and_leaves_nothing(place: str, t
         second.put(Path(__file__), 7)
 
 
+def trained(store: Any = None) -> Tuple[Any, Any]:
+    """A network, and the store of its first step."""
+    net, store = mx.gluon.nn.Dense(1, in_units=1, prefix="net_"), store or kvstore.create("local")
+    net.initialize()
+    train_once(net, store)
+    return net, store
+
+
 def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, tmp_path: Path) -> None:
     net = mx.gluon.nn.Dense(3, in_units=4, prefix="net_")
     net.initialize(mx.init.One())
@@ -78,10 +86,7 @@ def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, t
     second.put(unfinished_part, 0)  # of a checkpoint that was never complete
     second.put(unfinished_part, 9)
     for _ in range(5):
-        with mx.autograd.record():
-            loss = net(mx.nd.ones((2, 4))).sum()
-        loss.backward()
-        trainer.step(2)
+        take_step(trainer, lambda x: net(x).sum(), mx.nd.ones((2, 4)), batch=2)
         unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3, second=second)
         assert unfinished.finish() == []
     assert second.failures(60.0) == []
@@ -102,10 +107,7 @@ def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, t
 
 
 def test_a_checkpoint_that_is_written_once_more_counts_nowhere_meanwhile(place: str, tmp_path: Path) -> None:
-    net = mx.gluon.nn.Dense(1, in_units=1)
-    net.initialize()
-    store, second = kvstore.create("local"), made(place)
-    train_once(net, store)
+    (net, store), second = trained(), made(place)
 
     def begin() -> checkpoint.UnfinishedCheckpoint:
         return checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3, second=second)
@@ -140,10 +142,7 @@ def test_no_worker_copies_where_an_earlier_one_of_this_number_is_not_removed(tmp
         return {path.name: path.stat().st_mtime_ns for path in (there / "1").iterdir()}
 
     def run(transport: Any) -> None:
-        net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
-        net.initialize()
-        store = kvstore.create("ssgd", transport=transport, timeout_s=8.0)
-        train_once(net, store)
+        net, store = trained(kvstore.create("ssgd", transport=transport, timeout_s=8.0))
         for kind in (CheckpointMirror, Obstinate):
             second = kind(str(there))
             writer = checkpoint.CheckpointWriter(tmp_path / "run", store, net, 3, told.append, second)
@@ -165,10 +164,7 @@ def test_no_worker_copies_where_an_earlier_one_of_this_number_is_not_removed(tmp
 
 
 def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
-    net = mx.gluon.nn.Dense(1, in_units=1)
-    net.initialize()
-    store = kvstore.create("local")
-    train_once(net, store)
+    net, store = trained()
     (tmp_path / "there").write_text("a file where a folder should be")
     warnings = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3,
                                                second=CheckpointMirror(str(tmp_path / "there"))).finish()
@@ -177,11 +173,8 @@ def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_second_place_whose_disk_went_away_is_told_and_not_made_anew(tmp_path: Path) -> None:
-    net = mx.gluon.nn.Dense(1, in_units=1)
-    net.initialize()
-    store, there = kvstore.create("local"), tmp_path / "there"
+    (net, store), there = trained(), tmp_path / "there"
     second = CheckpointMirror(str(there))
-    train_once(net, store)
     unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3, second=second)
     while not (second.holds(manifests.SERVERS) and second.holds(manifests.WEIGHTS)):
         unfinished.advance(store.iteration)
@@ -203,10 +196,7 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
                                                "sleep 0.1; done\n"))
 
     def run(transport: Any) -> List[str]:
-        net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
-        net.initialize()
-        store = kvstore.create("ssgd", transport=transport, timeout_s=8.0)
-        train_once(net, store)
+        net, store = trained(kvstore.create("ssgd", transport=transport, timeout_s=8.0))
         second = mirror_at("me@backup:/data" if transport.worker_rank else str(tmp_path / "there"))
         return checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {}, 3, second=second).finish()
 
@@ -235,10 +225,7 @@ def test_a_copy_that_is_late_counts_when_it_has_come(tmp_path: Path, monkeypatch
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
     writer = checkpoint.CheckpointWriter(tmp_path / "run", store, net, 3, told.append, second)
     for number in (1, 2):
-        with mx.autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-        loss.backward()
-        trainer.step(1)
+        take_step(trainer, net, mx.nd.ones((1, 1)))
         writer.begin({"config": {}})
         if number == 1:
             writer.finish()
@@ -265,10 +252,7 @@ def test_what_can_be_resumed_outlasts_the_loss_of_worker_0_and_its_disk(tmp_path
                                              CheckpointMirror(str(tmp_path / "there")))
 
         def save() -> None:
-            with mx.autograd.record():
-                loss = net(mx.nd.ones((1, 1)))
-            loss.backward()
-            trainer.step(1)
+            take_step(trainer, net, mx.nd.ones((1, 1)))
             writer.begin({})
 
         save()
@@ -352,9 +336,7 @@ def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_place_that_is_down_costs_a_warning_where_the_last_checkpoint_is_here(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_SSH", executable(tmp_path / "ssh", "#!/bin/sh\necho No route to host >&2; exit 255\n"))
-    net, store, second = mx.gluon.nn.Dense(1, in_units=1), kvstore.create("local"), mirror_at("backup:/data")
-    net.initialize()
-    train_once(net, store)
+    (net, store), second = trained(), mirror_at("backup:/data")
 
     def resume() -> Tuple[Dict[str, Any], List[str]]:
         return resuming.resume(tmp_path / "run", kvstore.create("local"), net, lambda manifest: None, second)
@@ -378,10 +360,7 @@ def test_a_copy_that_cannot_be_brought_gives_way_to_the_checkpoint_before(place:
     store, second = kvstore.create("local"), made(place)
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
     for _ in range(2):
-        with mx.autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-        loss.backward()
-        trainer.step(1)
+        take_step(trainer, net, mx.nd.ones((1, 1)))
         assert checkpoint.UnfinishedCheckpoint(tmp_path / "run", store, net, {"config": {}}, 3,
                                                second=second).finish() == []
     assert second.failures(60.0) == []
