@@ -96,7 +96,7 @@ def alone(store: Any, w: Any, **settings: Any) -> Any:
 
 
 def take_step(trainer: Any, loss: Callable[..., Any], *inputs: Any, batch: int = 1) -> None:
-    """One of Gluon's."""
+    """One step of a trainer of Gluon's."""
     from kvstore.engine._mxnet import mx
     with mx.autograd.record():
         result = loss(*inputs)

@@ -84,7 +84,7 @@ _run, _start = _SYNC(lambda _, number: _guarded(number)), _ASYNC(_begin)
 
 @functools.lru_cache(maxsize=None)
 def prepare() -> None:
-    """Before the first push: threads get Python's lock soon, and a fork waits for the engine first, without it."""
+    """Before the first push: threads get Python's lock soon; a fork first waits for the engine, without the lock."""
     environment.shorten_switch_interval()
     os.register_at_fork(before=mx.nd.waitall)
     if sys.version_info < (3, 10):  # there subprocess forks and calls no hook; later it does not fork

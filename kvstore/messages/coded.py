@@ -3,10 +3,10 @@
     push      c_t = code(g_t + b r_t),  r_{t+1} = g_t + b r_t - float(c_t)   r: residual on the worker; b: `codec_keeps`
     answer    d_t = code(W_t - s_t),    s_{t+1} = s_t + float(d_t)           s: the weights as the worker has them
 
-Only codecs of a few bits, and `largest`, have a residual; r_0 = 0. Without a codec weights come back as they are. With
-one their changes come back, and what it leaves of a change is part of the next one; both ends keep s, s_0 = W_0. A
-fetch without a push brings W as it is and does not change s. With a `quorum` the answer to a push is empty, and the
-fetch that ends the round brings d_t.
+Only `2bit`, `1bit` and `largest` have a residual; r_0 = 0. Without a codec weights come back as they are. With one
+their changes come back, and what it leaves of a change is part of the next one; both ends keep s, s_0 = W_0. A fetch
+without a push brings W as it is and does not change s. With a `quorum` the answer to a push is empty, and the fetch
+that ends the round brings d_t.
 """
 from typing import Dict
 

@@ -5,7 +5,7 @@ arXiv:2406.02613.
 
 While one gradient travels the next one is computed, as in the delayed update. But one step of the optimizer takes two
 gradients: the first to arrive makes a guess of where the step will lead, a trial whose state is put back; both together
-make the step. So weights never lack an update, from which optimizers such as Adam suffer.
+make the step. So weights never lack an update; optimizers such as Adam suffer if they do.
 
     paper          code            meaning
     theta_t        w               the weights, the same on every worker

@@ -70,7 +70,7 @@ class QuorumRule(AsyncRule):
         self._close(w, self.num_workers)
 
     def rest(self, worker_rank: int) -> None:
-        """Workers tell it where the quorum is more than one."""
+        """This worker rests; workers say so only where the quorum is more than one."""
         self._resting.add(worker_rank)
         self._wake_all_once_met()
 

@@ -1,8 +1,8 @@
 """One model in training: its buckets, a worker for each, and the iteration it is in. Flat arrays in, flat arrays out.
 
 A front end (`kvstore.fronts.gluon`) knows parameters, devices and a trainer; a session does not. docs/design.md,
-"Interfaces", shows its calls. In a training step no call waits for the network, but for the trial steps of `acco`;
-other calls say so if they wait.
+"Interfaces", shows its calls. In a training step no call waits for the network, except for `iterate` of `acco`, whose
+trial steps do; other calls say so if they wait.
 """
 import dataclasses
 import functools
@@ -146,8 +146,8 @@ class Session:
 
     def _check_skips(self, on_this_worker: Optimizer) -> None:
         if self.method.options.on_nan == "skip" and formula_of(on_this_worker) is None:
-            raise ConfigError("on_nan `skip`: here workers take steps (optimizer_local, or no servers), and can leave "
-                              "out only those of `sgd` without clip_gradient; take that optimizer for them, or `stop`")
+            raise ConfigError("on_nan `skip`: here workers take steps (local ones, or all without servers), and can "
+                              "leave out only those of `sgd` without clip_gradient; take that for them, or `stop`")
 
     def change(self, options: Dict[str, Any]) -> None:
         """Other values for some options of the method. Before `plan`."""

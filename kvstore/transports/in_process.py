@@ -70,7 +70,7 @@ class Stage(Turns):
             self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
 
     def hold_direct(self, worker_rank: int, key: int, traffic: TrafficSettings) -> np.ndarray:
-        """`hold` for a bucket with codecs, after it. Returns the bucket's weights."""
+        """As `hold`, and after it, for a bucket with codecs. Returns the bucket's weights."""
         stored = engine.memory(self._stored[key])
         if key not in self._direct:
             pushed = engine.zeros(stored.size, self._stored[key].context)

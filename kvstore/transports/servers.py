@@ -1,7 +1,7 @@
 """Parameter servers as a transport: one store's buckets, on this process's place in the job.
 
-There are two kinds of place: MXNet's ps-lite (`pslite`), and sockets of our own (`sockets`). Messages with a codec go
-over sockets in both.
+There are two kinds of place: MXNet's ps-lite (`pslite`), and sockets of our own (`sockets`). Messages with a codec, or
+of a method with a quorum, go over sockets in both.
 """
 import base64
 import dataclasses

@@ -18,8 +18,8 @@ BUCKET_S = 3e-3
 OF_A_MODEL, LARGEST_NBYTES = (1 / 64, 1 / 4), (1024 * 1024, 2 * 1024 * 1024)
 """A bucket's share of the model, and its largest size: on slow links, on fast ones. DEFAULT_NBYTES is the least."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
-"""If servers are fewer than workers, each gets about `MANY` buckets, if that leaves them SMALL_NBYTES: on slow links
-some travel while others are updated."""
+"""If servers are fewer than workers, each gets about `MANY` buckets or more on slow links, if that leaves them
+SMALL_NBYTES: some travel while others are updated."""
 LEAST_NBYTES = 64 * 1024
 """If no worker waits for the answers, a server gets two buckets only if both have this many bytes."""
 PROBES, PROBING_S = 5, 0.1  # sums of each length; how long a worker goes on with them

@@ -106,7 +106,7 @@ class Replicas(WeightsOnWorkers, Replicated):
         self._sums: Dict[int, engine.InTurn] = {}
         self._asked: Dict[int, Deque[Pending]] = {}  # the sums that may be read, by bucket
         self._exchanged = False  # workers have asked for W, perhaps beside other sums
-        self._rooms: Dict[int, NDArray] = {}  # the next sums' arrays, in which gradients lie already
+        self._rooms: Dict[int, NDArray] = {}  # arrays of the next sums, where gradients are written to them
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         first_answers = super().set_up(setup, weights)

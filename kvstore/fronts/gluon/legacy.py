@@ -132,7 +132,7 @@ class LegacyStore(Store):
 
     def _weight(self, key: Any, out: Optional[NDArray] = None) -> NDArray:
         """What the store has for `key`, or shows now: in an array of the store's, in `out` if that fits, or in a new
-        one. The script's own arrays are not read: it may have written something else into them.
+        one. For a key that is trained the script's arrays are not read: they may hold something else by now.
         """
         known = self._known(key)
         first = known.weights[0]

@@ -109,7 +109,7 @@ class Hub:
     def _answer_sums(self) -> None:
         for number, ranks, total in self._sums.take():
             for rank in ranks:
-                if not self._joined[rank]:  # else the lost worker asked that it replaces
+                if not self._joined[rank]:  # else the lost worker that it replaces has asked
                     self._couriers[rank].send(SUM, numbered(number), total.view(np.uint8))
 
     def _room(self, rank: int, connection: socket.socket, key: int, nbytes: int, sender_code: float) -> np.ndarray:

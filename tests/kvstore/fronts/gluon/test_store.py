@@ -32,7 +32,7 @@ def make(name: str = "ssgd", workers: int = 1, transport: Optional[Transport] = 
 
 
 def single(*arguments: Any, w: Sequence[float] = (4.0,), **options: Any) -> Tuple[LegacyStore, NDArray]:
-    """One that trains this array alone."""
+    """A store that trains one array, `w`, and this array."""
     store, array = make(*arguments, **options), mx.nd.array(w)
     store.broadcast("w", array, array)
     return store, array
