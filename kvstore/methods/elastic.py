@@ -98,8 +98,8 @@ class EASGD(ASGD):
         alpha: Optional[float] = option(None, real(at_least=0, below=1), "share of the distance between local and "
                                         "global weights by which one exchange moves each towards the other",
                                         tunable=True, otherwise="beta / number of workers")
-        beta: Optional[float] = option(None, real(at_least=0, below=1), "alpha times the number of workers",
-                                       tunable=True, otherwise=f"{BETA}")
+        beta: Optional[float] = option(None, real(at_least=0, below=1), "pull of all workers together, alpha times "
+                                       "their number", tunable=True, otherwise=f"{BETA}")
 
         delta = 0.0
 

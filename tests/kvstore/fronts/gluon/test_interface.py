@@ -347,6 +347,7 @@ def test_a_trainer_with_row_sparse_weights_walks_the_path_of_dense_ones(name: st
 
 @pytest.mark.parametrize("call, said", [
     (lambda store: store.pull("5", out=mx.nd.zeros(1)), "key 5 was not broadcast, nor initialized by `init`"),
+    (lambda store: store.push("5", mx.nd.zeros(1)), "key 5 was not broadcast"),
     (lambda store: store.pushpull("5", mx.nd.zeros(1), out=mx.nd.zeros(1)), "key 5 was not broadcast"),
     (lambda store: store.push(["3", "4"], [mx.nd.zeros(1)]), "2 keys, and not as many values"),
     (lambda store: store.row_sparse_pull("3", out=mx.nd.zeros(1)), "row_sparse_pull of 3 without row_ids"),
