@@ -40,8 +40,8 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     `net`, the store and the optimizer's state are as they were after that iteration. If there are as many workers, a
     Trainer without lr_scheduler, made before, has the rate of that iteration; set another after this call. Until
     `close` another job that asks for the folder is refused. A script with several networks gives each a folder.
-    `newest`: pass over later checkpoints, such as a failure between two networks' checkpoints leaves: give the
-    iteration at which the other network's keeper began.
+    `newest`: the iteration at which another network's keeper began; later checkpoints are passed over, such as a
+    failure between the checkpoints of two networks leaves.
     """
     try:
         every, kept = map(integer(at_least=1).convert, (every, kept))

@@ -1,4 +1,4 @@
-"""Services of Linux for the agent; on other systems all but `cores` do nothing, or find nothing."""
+"""Services of Linux for the agent; on other systems they do nothing, or find nothing, and `cores` fails (macOS)."""
 import ctypes
 import os
 import re

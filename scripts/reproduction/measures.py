@@ -132,8 +132,8 @@ MEASURES: Dict[str, Measure] = {
     "throughput": Measure("samples/s of all workers", ".0f",
                           lambda result: result.asked["cluster"].get("workers", 1) * _speed(None)(result)),
     "iteration": Measure("ms per iteration", ".1f", _iteration_ms),
-    "exposed": Measure("ms per iteration without computing", ".2f", _exposed_ms),
-    "waiting": Measure("share of the time without computing, %", ".1f",
+    "exposed": Measure("ms per iteration not spent computing", ".2f", _exposed_ms),
+    "waiting": Measure("share of the time not spent computing, %", ".1f",
                        lambda result: 100 * _exposed_ms(result) / _iteration_ms(result)),
     **{f"seconds{mark}": Measure(f"virtual seconds to a test accuracy of {mark} %", ".2f", _reached(mark / 100))
        for mark in (90, 93, 98)},
