@@ -66,8 +66,9 @@ CHECK = ["ruff>=0.17,<0.18", "mypy>=1.11", "import-linter>=2.0", "types-PyYAML",
 
 def note_commit(folder: str) -> None:
     """Write into the packages in `folder` which commit they come from."""
-    if ITS["commit"]():
-        (Path(folder) / "kvstore" / ITS["BUILT_FROM"]).write_text(ITS["commit"]())
+    commit = ITS["commit"]()
+    if commit:
+        (Path(folder) / "kvstore" / ITS["BUILT_FROM"]).write_text(commit)
 
 
 class Build(build_py):

@@ -63,10 +63,9 @@ Of times:
 - The links of OD-SGD's Table 5 are now fitted only to SSGD's six numbers. Since then the simulator does not reproduce
   that DC-ASGD is slower than SSGD on InfiniBand (Figure 18), or that ASGD is the fastest on Ethernet at every size
   (Figure 17, which was open). It is open whether the speed falls as the cluster grows (Table 5).
-- Three tests are stricter. Staleness-aware ASGD's "22 to 28 times" (Figure 2) is tested at both ends, and open:
-  {staleness-aware-asgd/figure-2/small: softsync-30.throughput / alone.throughput}. Both halves of "D-Sync pays for
-  compression, and Pipe-SGD hides its cost" are tested: D-Sync does pay, but Pipe-SGD does not hide the cost. Figure 12
-  of OD-SGD is tested after the warm-up, and open.
+- Three tests are stricter. Staleness-aware ASGD's "22 to 28 times" (Figure 2) is tested at both ends, and open. Both
+  halves of "D-Sync pays for compression, and Pipe-SGD hides its cost" are tested: D-Sync does pay, but Pipe-SGD does
+  not hide the cost. Figure 12 of OD-SGD is tested after the warm-up, and open.
 - Two open claims are decided: how soon OD-SGD reaches its best accuracy (Figure 10; the whole training has run), and
   that ASGD is faster than SSGD (Figure 2 of staleness-aware ASGD; there are more seeds)."""
 
