@@ -52,7 +52,8 @@ Of learning:
   threads, in 4 % of the training, ours loses more: {delayed-update/table-2/small: prop-8.accuracy - conv-8.accuracy}.
   But the claim is about the end of the training. There ours loses less so far. With 2 threads:
   {delayed-update/table-2/paper: prop-2.accuracy - conv-2.accuracy}, with 4:
-  {delayed-update/table-2/paper: prop-4.accuracy - conv-4.accuracy}.
+  {delayed-update/table-2/paper: prop-4.accuracy - conv-4.accuracy}, with 8:
+  {delayed-update/table-2/paper: prop-8.accuracy - conv-8.accuracy}.
 - One claim does not hold now, in 2 % of the training: with 2 learners SASGD, EAMSGD and Downpour do not converge alike
   (Figure 9). Downpour's local weights are as good in training as SASGD's; its global weights, which we test, are not.
 - Two claims that held are open again: SASGD's Figure 2, because its test was changed after the first runs, and OD-SGD's
