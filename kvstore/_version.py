@@ -3,7 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERSION = "0.4.0"
+VERSION = "0.5.0"
 BUILT_FROM = "_commit.txt"
 PROGRAMS = ("odsgd", "mxnet", "numpy", "python")
 UNKNOWN = "-"

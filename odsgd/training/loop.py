@@ -44,7 +44,7 @@ from odsgd.training.data import data
 from odsgd.training.data.datasets import Arrays
 from odsgd.training.evaluation import Evaluator, sum_over_workers
 from odsgd.training.metrics import Measurements, StalenessReader
-from odsgd.training.run_log import RunLog, versions
+from odsgd.training.run_log import RunLog
 from odsgd.training.schedule import EpochProgress, EpochShares, Schedule
 from odsgd.training.stability import warnings_about
 from odsgd.training.step.passes import passes_for
@@ -321,8 +321,7 @@ class Training:
         epoch, position = self.schedule.place(self.store.iteration)
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.schedule.batches_per_epoch,
                  "course": list(self.schedule.progress), "most_workers": self.schedule.most_workers,
-                 "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
-                 "cluster": self._cluster(),
+                 "store": self.store.type, "config": self.config.to_dict(), "cluster": self._cluster(),
                  "virtual_seconds": None if self.config.cluster is None else self.measured.virtual_s(),
                  "untold": self.evaluator.untold, "epoch_so_far": self._so_far() if position else None}
         self.checkpoints.begin(facts)

@@ -8,24 +8,22 @@ import datetime
 import itertools
 import json
 import os
-import platform
 import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, TextIO
 
-import numpy as np
 from tqdm import tqdm
 
 from kvstore.job import environment
 from kvstore.job.aside import guarded
 from kvstore.job.pulse import pulse
-from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
 from odsgd.report.runs import METRICS, events_of, still_valid
 from odsgd.training.checkpoint.disk import replacing
+from odsgd.training.checkpoint.manifests import versions
 
 STALENESS, ROUNDS, EVENTS = "staleness.json", "rounds.json", "events.out.tfevents.*"
 
@@ -241,9 +239,3 @@ def set_aside(folder: Path) -> Optional[Path]:
     for path in [metrics, *folder.glob(STALENESS), *folder.glob(ROUNDS), *folder.glob(EVENTS)]:
         path.rename(aside / path.name)
     return aside
-
-
-def versions() -> Dict[str, str]:
-    """The versions of all software that decides about the bits."""
-    engines: Dict[str, str] = {one: sys.modules[one].__version__ for one in ("mxnet", "torch") if one in sys.modules}
-    return {"odsgd": __version__, **engines, "numpy": np.__version__, "python": platform.python_version()}

@@ -121,7 +121,7 @@ def configuration(config: BenchConfig) -> Dict[str, str]:
 
 def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     """The machine and the software; `loads`: the machine's load before and after."""
-    from odsgd.training.run_log import versions
+    from odsgd.training.checkpoint.manifests import versions
     if environment.has_mxnet():
         importlib.import_module("mxnet")  # in its workers it was; `versions` tells of what is imported here
     software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**{"mxnet": "none", **versions()})

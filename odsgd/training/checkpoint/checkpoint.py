@@ -67,7 +67,8 @@ class UnfinishedCheckpoint:
         """Whether copies were missing when it finished; they may come."""
         self.iteration = store.iteration
         self._folder = root / str(store.iteration)
-        self._facts = {**facts, "schema": manifests.SCHEMA, "iteration": store.iteration,
+        self._facts = {**facts, "schema": manifests.SCHEMA, "versions": manifests.versions(),
+                       "iteration": store.iteration,
                        "left_out": store.session.left_out, "since": store.session.since,
                        "num_workers": store.num_workers, "spare": list(spare), "parameters": manifests.describe(net)}
         self._leads = store.leads

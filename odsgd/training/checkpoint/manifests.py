@@ -4,13 +4,15 @@ import hashlib
 import json
 import math
 import os
+import platform
 import re
+import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 
-from kvstore.errors import ConfigError, shown
+from kvstore.errors import ConfigError, ProtocolError, shown
 from odsgd import __version__
 from odsgd.config.files import read_text
 from odsgd.training.checkpoint.disk import remove_for_good, replacing
@@ -29,6 +31,12 @@ Digest = Dict[str, Any]
 
 class DamagedError(ConfigError):
     """A checkpoint that differs from what was written; the checkpoint before it may serve."""
+
+
+def versions() -> Dict[str, str]:
+    """The versions of all software that decides about the bits."""
+    engines: Dict[str, str] = {one: sys.modules[one].__version__ for one in ("mxnet", "torch") if one in sys.modules}
+    return {"odsgd": __version__, **engines, "numpy": np.__version__, "python": platform.python_version()}
 
 
 def worker_file(worker_rank: int) -> str:
@@ -67,6 +75,19 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
         raise DamagedError(f"`{path}`: `{(wrong or ['iteration'])[0]}` is not what a manifest has there; "
                            f"{REMEDY.format(folder)}")
     return dict(manifest)
+
+
+@contextlib.contextmanager
+def naming_writer(manifest: Mapping[str, Any]) -> Iterator[None]:
+    """An error in here says which version of odsgd wrote the checkpoint, if it was another one."""
+    try:
+        yield
+    except (ConfigError, ProtocolError) as error:
+        writer = (manifest.get("versions") or {}).get("odsgd", __version__)
+        if writer == __version__:
+            raise
+        raise type(error)(f"{error} (odsgd {shown(str(writer))} wrote this checkpoint, and this is odsgd "
+                          f"{__version__})") from None
 
 
 def _is_count(value: object) -> bool:
@@ -109,6 +130,7 @@ MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
     "num_workers": _is_positive, "most_workers": _optional(_is_positive), "batches_per_epoch": _optional(_is_positive),
     "spare": _optional(lambda value: isinstance(value, list) and all(map(_is_count, value))),
     "config": _optional(lambda value: isinstance(value, dict)),
+    "versions": _optional(lambda value: isinstance(value, dict)),
     "course": _optional(lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_whole, value))),
     "parameters": _are_shapes, "files": _are_digests,
     "virtual_seconds": _optional(lambda value: isinstance(value, (int, float)) and 0 <= value < math.inf)}

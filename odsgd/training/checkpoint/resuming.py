@@ -87,10 +87,11 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
             complaint = str(error)
         complaints = list(filter(None, agreement.gather_texts(store.session.transport, complaint)))
         if not complaints:
-            if others:
-                restore_shared(folder, store, net, manifest)
-            else:
-                restore(folder, store, net)
+            with manifests.naming_writer(manifest):
+                if others:
+                    restore_shared(folder, store, net, manifest)
+                else:
+                    restore(folder, store, net)
             tell_begun(store, root, manifest["iteration"])
             warnings += older + [f"checkpoint {name} is not whole ({shown(why)})" for name, why in passed]
             return manifest, [f"{warning}; going on from checkpoint {folder.name}" for warning in warnings]
@@ -124,7 +125,8 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
         except (manifests.DamagedError, MirrorError) as error:
             passed.append((folder.name, str(error)))
             continue
-        check(manifest)
+        with manifests.naming_writer(manifest):
+            check(manifest)
         return manifest
     return None
 

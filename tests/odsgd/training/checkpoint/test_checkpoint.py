@@ -218,7 +218,7 @@ def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: st
 
 
 @pytest.mark.parametrize("key, value", [("course", ["1", 0, 0]), ("course", [1, 0]), ("since", "1"), ("num_workers", 0),
-                                        ("untold", {"epoch": 1})])
+                                        ("untold", {"epoch": 1}), ("versions", "0.4.0")])
 def test_a_manifest_with_something_else_in_it_is_one_line(tmp_path: Path, trained: Trained, key: str,
                                                           value: object) -> None:
     folder = save(tmp_path, trained)
@@ -238,6 +238,19 @@ def test_a_checkpoint_of_another_version_is_refused_with_a_remedy_that_exists(tm
     said = str(caught.value)
     assert said.startswith(f"`{tmp_path}/manifest.json` was written by odsgd {writer}, in schema {schema}; odsgd ")
     assert said.endswith(remedy)
+
+
+def test_what_refuses_another_versions_checkpoint_names_that_version(tmp_path: Path, trained: Trained) -> None:
+    folder = save(tmp_path, trained)
+    manifest = manifests.read_manifest(folder)
+    manifest["versions"]["odsgd"] = "0.3.9"
+    manifests.write_manifest(folder, manifest)
+    other = mx.gluon.nn.Dense(5, in_units=4, prefix="other_")
+    other.initialize()
+    for net, check in ((trained[1], lambda saved: manifests.check_facts(saved, {"num_workers": 2}, [])),
+                       (other, lambda saved: None)):  # refused by the check, and by what restores
+        with pytest.raises(ConfigError, match=r" \(odsgd 0\.3\.9 wrote this checkpoint, and this is odsgd [0-9.]+\)$"):
+            resuming.resume(tmp_path, kvstore.create("local"), net, check)
 
 
 @pytest.mark.parametrize("name", ["worker-0.npz", "servers.npz", "manifest.json"])
