@@ -8,6 +8,7 @@ import difflib
 import hashlib
 import json
 import os
+import socket
 import sys
 from typing import Any, Dict, List, Protocol, Sequence
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from kvstore import _version
 from kvstore._version import VERSION
-from kvstore.errors import ConfigError, ProtocolError
+from kvstore.errors import ProtocolError
 from kvstore.job import environment
 
 
@@ -97,11 +98,12 @@ def from_one(transport: Totals, mine: bytes) -> bytes:
 
 
 def check_launcher() -> None:
-    """ConfigError if the launcher of this process runs another version of odsgd, before any process is called."""
+    """ProtocolError if the launcher of this worker runs another version of odsgd, before any process is called: servers
+    of another version may read its messages otherwise."""
     launcher = os.environ.get("ODSGD_VERSIONS", VERSION).split()[0]
     if launcher != VERSION:
-        raise ConfigError(f"this worker runs odsgd {VERSION} and the job that it would join {launcher}; install "
-                          f"{launcher} on this host")
+        raise ProtocolError(f"this worker runs odsgd {VERSION}, and its job's launcher {launcher}; install {launcher} "
+                            f"for {sys.executable} on {socket.gethostname()}")
 
 
 def compare_versions(transport: Totals, servers: Sequence[str] = ()) -> None:

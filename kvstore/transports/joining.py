@@ -48,6 +48,7 @@ class Joined:
     pieces_at_once: int  # on their way
 
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
+        agreement.check_launcher()
         self.timeout_s, self.synchronous = timeout_s, synchronous
         self.num_workers, self.num_servers = _counts()
         self.outbox: Optional[Outbox] = None  # direct connections to the servers

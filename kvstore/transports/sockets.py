@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstore.engine import engine
 from kvstore.errors import ConfigError
-from kvstore.job import agreement, commands, environment
+from kvstore.job import commands, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
@@ -38,8 +38,6 @@ class SocketsJoined(Joined):
         self._asking = threading.Lock()
         # Numbers of a rank's commands only grow, also when another worker joins in its place.
         self._signer = commands.Signer(rank, commands.job_key(), after=environment.joined() << 32)
-        if environment.joined():
-            agreement.check_launcher()
         connecting()
         self.outbox = Outbox(sockets.addresses(rank, timeout_s), rank, timeout_s)
         if rank == 0:

@@ -8,11 +8,11 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import numpy as np
 
-from kvstore.errors import ConfigError, ProtocolError, shown
+from kvstore.errors import ConfigError, shown
 from odsgd import __version__
 from odsgd.config.files import read_text
 from odsgd.training.checkpoint.disk import remove_for_good, replacing
@@ -77,17 +77,11 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
     return dict(manifest)
 
 
-@contextlib.contextmanager
-def naming_writer(manifest: Mapping[str, Any]) -> Iterator[None]:
-    """An error in here says which version of odsgd wrote the checkpoint, if it was another one."""
-    try:
-        yield
-    except (ConfigError, ProtocolError) as error:
-        writer = (manifest.get("versions") or {}).get("odsgd", __version__)
-        if writer == __version__:
-            raise
-        raise type(error)(f"{error} (odsgd {shown(str(writer))} wrote this checkpoint, and this is odsgd "
-                          f"{__version__})") from None
+def other_writer(manifest: Mapping[str, Any]) -> List[str]:
+    """A line that says which version of odsgd wrote the checkpoint, if it was another one."""
+    writer = (manifest.get("versions") or {}).get("odsgd", __version__)
+    return [] if writer == __version__ else [f"odsgd {shown(str(writer))} wrote checkpoint {manifest['iteration']}, "
+                                             f"and this is odsgd {__version__}"]
 
 
 def _is_count(value: object) -> bool:

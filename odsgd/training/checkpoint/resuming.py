@@ -87,13 +87,13 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
             complaint = str(error)
         complaints = list(filter(None, agreement.gather_texts(store.session.transport, complaint)))
         if not complaints:
-            with manifests.naming_writer(manifest):
-                if others:
-                    restore_shared(folder, store, net, manifest)
-                else:
-                    restore(folder, store, net)
+            if others:
+                restore_shared(folder, store, net, manifest)
+            else:
+                restore(folder, store, net)
             tell_begun(store, root, manifest["iteration"])
-            warnings += older + [f"checkpoint {name} is not whole ({shown(why)})" for name, why in passed]
+            warnings += [*older, *manifests.other_writer(manifest),
+                         *(f"checkpoint {name} is not whole ({shown(why)})" for name, why in passed)]
             return manifest, [f"{warning}; going on from checkpoint {folder.name}" for warning in warnings]
         passed.append((folder.name, complaints[0]))
 
@@ -125,8 +125,10 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
         except (manifests.DamagedError, MirrorError) as error:
             passed.append((folder.name, str(error)))
             continue
-        with manifests.naming_writer(manifest):
+        try:
             check(manifest)
+        except ConfigError as error:
+            raise ConfigError("; ".join([str(error), *manifests.other_writer(manifest)])) from None
         return manifest
     return None
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore import _version
 from kvstore._version import VERSION
-from kvstore.errors import ConfigError, ProtocolError
+from kvstore.errors import ProtocolError
 from kvstore.job import agreement
 from kvstore.transports.in_process import InProcess, Stage
 from kvstore.transports.sockets import SocketsJoined
@@ -96,10 +96,10 @@ def test_the_processes_of_a_real_job_are_compared(tmp_path: Path) -> None:
     assert processes == ["launcher", "worker 0, server 0", "worker 1"], done.stderr
 
 
-def test_a_worker_of_another_version_does_not_join_a_running_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_another_version_calls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     agreement.check_launcher()
     monkeypatch.setenv("ODSGD_VERSIONS", f"{VERSION} - 1.26.4 3.11.7")
     agreement.check_launcher()
     monkeypatch.setenv("ODSGD_VERSIONS", "0.3.0 - 1.26.4 3.11.7")
-    with pytest.raises(ConfigError, match=f"this worker runs odsgd {VERSION} and the job that it would join 0\\.3\\.0"):
+    with pytest.raises(ProtocolError, match=f"this worker runs odsgd {VERSION}, and its job's launcher 0\\.3\\.0"):
         agreement.check_launcher()
