@@ -16,7 +16,7 @@ import numpy as np
 
 from kvstore import _version
 from kvstore._version import VERSION
-from kvstore.errors import ProtocolError
+from kvstore.errors import LacksError, ProtocolError
 from kvstore.job import environment
 
 
@@ -98,12 +98,12 @@ def from_one(transport: Totals, mine: bytes) -> bytes:
 
 
 def check_launcher() -> None:
-    """ProtocolError if the launcher of this worker runs another version of odsgd, before any process is called: servers
+    """LacksError if the launcher of this worker runs another version of odsgd, before any process is called: servers
     of another version may read its messages otherwise."""
     launcher = os.environ.get("ODSGD_VERSIONS", VERSION).split()[0]
     if launcher != VERSION:
-        raise ProtocolError(f"this worker runs odsgd {VERSION}, and its job's launcher {launcher}; install {launcher} "
-                            f"for {sys.executable} on {socket.gethostname()}")
+        raise LacksError(f"this worker runs odsgd {VERSION}, and its job's launcher {launcher}; install {launcher} "
+                         f"for {sys.executable} on {socket.gethostname()}")
 
 
 def compare_versions(transport: Totals, servers: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore import _version
 from kvstore._version import VERSION
-from kvstore.errors import ProtocolError
+from kvstore.errors import LacksError, ProtocolError
 from kvstore.job import agreement
 from kvstore.transports.in_process import InProcess, Stage
 from kvstore.transports.sockets import SocketsJoined
@@ -101,5 +101,5 @@ def test_a_worker_of_another_version_calls_nobody(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("ODSGD_VERSIONS", f"{VERSION} - 1.26.4 3.11.7")
     agreement.check_launcher()
     monkeypatch.setenv("ODSGD_VERSIONS", "0.3.0 - 1.26.4 3.11.7")
-    with pytest.raises(ProtocolError, match=f"this worker runs odsgd {VERSION}, and its job's launcher 0\\.3\\.0"):
+    with pytest.raises(LacksError, match=f"this worker runs odsgd {VERSION}, and its job's launcher 0\\.3\\.0"):
         agreement.check_launcher()
