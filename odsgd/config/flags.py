@@ -199,10 +199,11 @@ def _unknown_flag(argument: str, parser: Parser) -> ConfigError:
     if not argument.startswith("-"):
         return ConfigError(f"unexpected argument `{argument}`: options are written --option value; "
                            f"`{program} --help` lists them")
-    from odsgd.config import launch, train
+    from odsgd.config.launch import LaunchOptions
+    from odsgd.config.train import option_fields
     flags: Dict[str, Iterable[str]] = {
-        "odsgd launch": map(flag_of, launch.fields().values()),
-        "odsgd train": map(flag_of, train.option_fields().values()), program: parser._option_string_actions}
+        "odsgd launch": map(flag_of, LaunchOptions.__dataclass_fields__.values()),
+        "odsgd train": map(flag_of, option_fields().values()), program: parser._option_string_actions}
     flag = argument.partition("=")[0]
     here = ELSEWHERE.get(program, {}).get(flag)
     if here:

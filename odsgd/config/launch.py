@@ -256,10 +256,6 @@ class LaunchOptions(JobOptions, HostOptions):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(JobOptions)}
 
 
-def fields() -> Dict[str, "dataclasses.Field[Any]"]:
-    return {field.name: field for field in dataclasses.fields(LaunchOptions)}
-
-
 def words(options: JobOptions) -> List[str]:
     """The words of a command line that give these options; an option at its default has none."""
     said: List[str] = []

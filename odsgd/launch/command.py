@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown
-from odsgd.config import launch
 from odsgd.config.flags import Parser, given
 from odsgd.config.launch import AGENTS_CALL, NO_STORE, LaunchOptions
 from odsgd.launch import plan, supervisor
@@ -61,7 +60,7 @@ def parser() -> Parser:
     made = Parser(" (see odsgd launch --help)", FIRST, prog="odsgd launch", description=DESCRIPTION,
                   usage="%(prog)s -n WORKERS [options] COMMAND ...",
                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_fields(launch.fields())
+    made.add_fields(LaunchOptions.__dataclass_fields__)
     made.add_argument("command", nargs=argparse.REMAINDER,
                       help="what a worker runs; a .py file is run with this Python")
     return made

@@ -11,8 +11,9 @@ from typing import Any, Dict, Mapping, Sequence
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kvstore.options import plain
-from odsgd.config import launch, methods
+from odsgd.config import methods
 from odsgd.config.flags import default_of, spellings
+from odsgd.config.launch import LaunchOptions
 from odsgd.config.train_options import TrainOptions
 from odsgd.virtual import description
 
@@ -43,7 +44,7 @@ def run_list() -> str:
 def launch_list() -> str:
     """The options of `odsgd launch`."""
     rows = []
-    for field in launch.fields().values():
+    for field in dataclasses.fields(LaunchOptions):
         flags = ", ".join(f"`{flag}`" for flag in spellings(field))
         kind = field.metadata["kind"]
         value = kind.expected if kind.metavar else ""
