@@ -131,12 +131,11 @@ class RemoteMirror(CheckpointMirror):
 
     def _run(self, line: str, stdin: Optional[BinaryIO] = None, stdout: Optional[BinaryIO] = None) -> str:
         """Run a line of the shell there. Without a fork of this process (`close_fds`), which MXNet would wait for."""
-        with open(os.devnull, "rb") as nothing:
-            try:
-                ran = subprocess.run([*self._ssh, line], stdin=stdin or nothing, stdout=stdout or subprocess.PIPE,
-                                     stderr=subprocess.PIPE, close_fds=False, timeout=COPIED_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                raise MirrorError(f"{self._host} did not take it within {COPIED_WITHIN_S:g} s") from None
+        try:
+            ran = subprocess.run([*self._ssh, line], stdin=stdin or subprocess.DEVNULL, close_fds=False,
+                                 stdout=stdout or subprocess.PIPE, stderr=subprocess.PIPE, timeout=COPIED_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            raise MirrorError(f"{self._host} did not take it within {COPIED_WITHIN_S:g} s") from None
         if ran.returncode:
             said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
             raise MirrorError(f"{self._host}:{self._folder}: ssh ended with exit code {ran.returncode}"
