@@ -283,10 +283,7 @@ class Training:
         if self.schedule.evaluation_due(epoch, self.store.iteration):
             self.tested = self.evaluator.evaluate()
             record.update(self.tested)
-        self.run_log.epoch({**record, "seconds": self._epoch_seconds()})
-
-    def _epoch_seconds(self) -> float:
-        return self.run_log.seconds() - self.epoch_began
+        self.run_log.epoch({**record, "seconds": self.run_log.seconds() - self.epoch_began})
 
     def _pass_epoch(self, epoch: int) -> None:
         """The end of an epoch at which nobody waits. The worker that speaks evaluates beside the next one."""
@@ -331,7 +328,7 @@ class Training:
 
     def _so_far(self) -> Dict[str, Any]:
         """The record of the epoch, by what this worker has done of it since it began or was resumed."""
-        return {**self.measured.record(self.measured.epoch), "seconds": self._epoch_seconds()}
+        return {**self.measured.record(self.measured.epoch), "seconds": self.run_log.seconds() - self.epoch_began}
 
     def _take_up_epoch(self, manifest: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         """Go on with the epoch that was under way; returns the record of one that is over and not yet told.

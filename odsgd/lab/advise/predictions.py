@@ -12,7 +12,6 @@ add what they keep.
 """
 import contextlib
 import dataclasses
-import itertools
 import math
 import multiprocessing
 from typing import Any, Callable, Dict, Hashable, Mapping, Sequence, Tuple
@@ -81,9 +80,8 @@ class Prediction:
 
     def staleness_of(self, part: float) -> int:
         """The least tau that this part of the pushes does not exceed."""
-        sums = itertools.accumulate(count for _, count in sorted(self.staleness.items()))
-        return next(tau for tau, known in zip(sorted(self.staleness), sums)
-                    if known >= part * sum(self.staleness.values()))
+        taus, pushes = zip(*sorted(self.staleness.items()))
+        return int(taus[np.searchsorted(np.cumsum(pushes), part * sum(pushes))])
 
 
 class Oracle:

@@ -105,10 +105,7 @@ class _Reader:
         _device, _number, kind = self._next("<iii")
         if not 0 <= kind < len(DTYPES) or min(shape, default=0) < 0:
             raise ValueError(f"an array of type {kind} and shape {shape}")
-        return self._values(np.dtype(DTYPES[kind]), shape)
-
-    def _values(self, dtype: np.dtype, shape: Tuple[int, ...]) -> np.ndarray:
-        count = math.prod(shape)
+        dtype, count = np.dtype(DTYPES[kind]), math.prod(shape)
         if count * dtype.itemsize > len(self._data) - self._at:
             raise ValueError("its end is missing")
         values = np.frombuffer(self._data, dtype, count, self._at).reshape(shape)
