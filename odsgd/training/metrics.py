@@ -142,12 +142,9 @@ class Measurements:
         yield
         self._apart_s += self.clock.read() - began_s
 
-    def _own_s(self) -> float:
-        """Seconds of this worker's iterations."""
-        return self.clock.read() - self._apart_s
-
     def _from_here(self) -> Interval:
-        return Interval(self._store.iteration, self._own_s(), self.virtual_s(), self._of_all(), self._store.waited_s)
+        return Interval(self._store.iteration, self.clock.read() - self._apart_s, self.virtual_s(), self._of_all(),
+                        self._store.waited_s)
 
     def _after(self, before: Interval) -> Interval:
         """A new interval. Waiting is sampled: what exceeds the time of the interval `before` counts in this one."""
@@ -173,9 +170,9 @@ class Measurements:
 
     def record(self, interval: Interval) -> Dict[str, Any]:
         """Numbers of an interval that ends here, as interval and epoch records have them."""
-        done = self._store.iteration
-        iterations, seconds = done - interval.iteration, self._own_s() - interval.own_s
-        waited_s = min(self._store.waited_s - interval.waited_s, seconds)  # sampled, so it may come to more
+        now = self._from_here()
+        done, iterations, seconds = now.iteration, now.iteration - interval.iteration, now.own_s - interval.own_s
+        waited_s = min(now.waited_s - interval.waited_s, seconds)  # sampled, so it may come to more
         present = self._store.num_workers - len(environment.absent_workers())
         lr, lr_local = self._schedule.rates(done - 1)
         follows = lr if self._config.steps_locally else None
@@ -184,7 +181,7 @@ class Measurements:
                 "samples_per_s": iterations * self._config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local, **self._loss_scale(),
-                **(self._virtual(interval, iterations) if self._config.cluster is not None else
+                **(self._virtual(interval, now) if self._config.cluster is not None else
                    {"waiting_ms": 1000 * waited_s / iterations})}
 
     def _loss_scale(self) -> Dict[str, float]:
@@ -192,14 +189,13 @@ class Measurements:
         scaler = self._trainer._amp_loss_scaler
         return {} if scaler is None else {"loss_scale": scaler.loss_scale, "left_out": self._store.session.left_out}
 
-    def _virtual(self, interval: Interval, iterations: int) -> Dict[str, float]:
+    def _virtual(self, interval: Interval, now: Interval) -> Dict[str, float]:
         """Time and speed on the virtual cluster's clock."""
-        now = self.virtual_s()
-        seconds = now - interval.virtual_s
-        of_all = (self._of_all() - interval.of_all if self._config.asynchronous else
+        iterations, seconds = now.iteration - interval.iteration, now.virtual_s - interval.virtual_s
+        of_all = (now.of_all - interval.of_all if self._config.asynchronous else
                   iterations * self._store.num_workers)
         samples = of_all * self._config.worker_batch_size
-        return {"virtual_seconds": now, "virtual_iteration_ms": 1000 * seconds / iterations,
+        return {"virtual_seconds": now.virtual_s, "virtual_iteration_ms": 1000 * seconds / iterations,
                 "virtual_samples_per_s": samples / seconds if seconds else math.nan}
 
 

@@ -173,4 +173,3 @@ class BenchConfig:
         if not self.compute:
             return (ComputingTime(),)
         return tuple(compute for compute in self.compute if compute.model in (None, model))
-

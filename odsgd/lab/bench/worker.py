@@ -86,8 +86,7 @@ def main(file: str) -> None:
     """Measure every stint of a job; a model's computing times on one store."""
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     stores = _stores(spec["system"])
-    measure(spec, lambda number, shapes: Loop(next(stores), shapes, number * KEYS_PER_MODEL,
-                                               spec["dtype"]))
+    measure(spec, lambda number, shapes: Loop(next(stores), shapes, number * KEYS_PER_MODEL, spec["dtype"]))
 
 
 def measure(spec: Dict[str, Any], make: Callable[[int, Any], Loop]) -> None:

@@ -28,7 +28,7 @@ class Network:
         stage = Stage(1, timeout_s=config.options.timeout_s)
         self._training = Training(config, stage.worker(0) if config.needs_servers or config.kvstore == "local"
                                   else stage.ring_worker(0))
-        self.layers = [one for one in self._training.trainable if one.name not in self._training.frozen]
+        self.layers = self._training.trainable
         self._batches = itertools.chain.from_iterable(map(self._training.data.train, itertools.count()))
 
     def _queue(self, looked_at: bool) -> Tuple[List[Instant], List[Instant]]:
