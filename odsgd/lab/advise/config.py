@@ -36,7 +36,7 @@ def _servers(value: Any) -> str:
 
 
 def _system(value: Any) -> System:
-    system = value if isinstance(value, System) else parse(str(value))
+    system = parse(str(value))
     if system.name not in OURS:
         raise ConfigError(f"`{system}` is no store of odsgd, so its times are not known")
     return system

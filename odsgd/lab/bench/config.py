@@ -52,8 +52,6 @@ _DURATION = re.compile(r"(?:(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s)|(?P<factor>\
 
 
 def _computing_time(value: Any) -> ComputingTime:
-    if isinstance(value, ComputingTime):
-        return value
     text = str(value).strip()
     model, _, duration = text.rpartition("=")
     match = _DURATION.fullmatch(duration)
@@ -77,8 +75,7 @@ def _references(value: Any) -> Dict[str, float]:
     return {str(key).strip(): real().convert(number) for key, number in pairs}
 
 
-SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]",
-              lambda value: value if isinstance(value, systems.System) else systems.parse(str(value)))
+SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]", lambda value: systems.parse(str(value)))
 MODEL = Kind("MODEL", "names of models", lambda value: models.check(str(value)))
 COMPUTE = Kind("TIME", "times as 272ms, 0, wire/5 or 2wire, of one model as cnn=34ms", _computing_time)
 REFERENCES = Kind("KEY=X,...", "numbers as RATE/WORKERS/MODEL/SYSTEM=NUMBER", _references)
