@@ -1,6 +1,6 @@
 """Workers in one process whose exchanges arrive in an order that a test gives."""
 import collections
-from typing import Any, Iterable, List, Optional
+from typing import Any, Iterable, Optional
 
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports.in_process import Stage
@@ -9,20 +9,18 @@ from kvstore.transports.turns import LateAnswer
 
 class ScriptedStage(Stage):
     """`order`: worker ranks, one per exchange, in the order in which exchanges reach the servers; None: as they come.
-    `log` has that in which they did.
+    Exchanges that have come are taken from it.
 
         stage = ScriptedStage(2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
     """
 
     def __init__(self, num_workers: int, order: Optional[Iterable[int]], timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         super().__init__(num_workers, timeout_s)
-        self._order = None if order is None else collections.deque(order)
-        self.log: List[int] = []
+        self.order = None if order is None else collections.deque(order)
 
     def push(self, worker_rank: int, *message: Any) -> LateAnswer:
-        order = self._order
+        order = self.order
         if order is not None:
             self.wait_until(lambda: bool(order) and order[0] == worker_rank, f"worker {worker_rank}'s turn")
             order.popleft()
-        self.log.append(worker_rank)
         return super().push(worker_rank, *message)

@@ -1,5 +1,6 @@
 """Workers on a virtual cluster: who comes when decides the values, and the values decide nothing about the times."""
 from typing import Any, Callable, Dict, List, Tuple, Type
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,30 +23,20 @@ CLUSTER: Dict[str, Any] = {"workers": WORKERS, "servers": 2, "links": {"goodput"
 STORES = [name for name, method in methods.METHODS.items() if method.transports != ("process",)]
 
 
-class NotingStage(VirtualStage):
-    """`order`: the workers that servers have answered, one after another."""
-
-    def __init__(self, **cluster: Any) -> None:
-        super().__init__(of(cluster), timeout_s=60)
-        self.order: List[int] = []
-
-    def _answer(self, bucket: Any, round_: List[Any]) -> None:
-        self.order += [worker_rank for worker_rank, _, _ in round_]
-        super()._answer(bucket, round_)
-
-
 def trained(store: str, iterations: int = 12, options: Any = None, **cluster: Any) -> Tuple[
         np.ndarray, List[int], float]:
     """Every worker's path, the order in which servers answered, and the virtual seconds of worker 0."""
-    stage = NotingStage(**{**CLUSTER, **cluster})
+    stage = VirtualStage(of({**CLUSTER, **cluster}), timeout_s=60)
     scenario = Scenario(store, {"bucket_nbytes": 64, **(options or {})}, optimizer_params=PLAIN, iterations=iterations)
 
     def run(transport: Any) -> Tuple[np.ndarray, Any]:
         return train(scenario, transport.worker_rank, transport)["path"], transport.seconds()
 
     ring = scenario.options.pop("transport", methods.find(store).transports[0]) == "ring"
-    results = stage.run(run, stage.ring_worker if ring else stage.worker)
-    return np.array([path for path, _ in results]), stage.order, results[0][1]
+    with mock.patch.object(stage, "_answer", wraps=stage._answer) as answers:
+        results = stage.run(run, stage.ring_worker if ring else stage.worker)
+    order = [worker_rank for call in answers.call_args_list for worker_rank, _, _ in call.args[1]]
+    return np.array([path for path, _ in results]), order, results[0][1]
 
 
 class Asks(Worker):
