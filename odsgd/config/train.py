@@ -384,8 +384,12 @@ def _goes_with(key: str, store: str, before: str) -> bool:
     return store in takers and (store == before or not specific)
 
 
-def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: str) -> Dict[str, Any]:
-    """The options in a YAML file, or below a name in it (FILE:NAME); errors name the nearest right key."""
+def read_options(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv: Sequence[str],
+                 description: str) -> Dict[str, Any]:
+    """The options of a command line, and of its ``--config FILE.yaml`` or below a name there (FILE:NAME). Flags win."""
+    flags, path = parse_flags(fields, program, argv, description)
+    if path is None:
+        return flags
     file, colon, name = ("", "", "") if os.path.exists(path) else path.rpartition(":")
     said = _lines(file if colon else path)
     if colon:
@@ -393,7 +397,7 @@ def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: 
         if not isinstance(part, dict):
             raise unknown("name", name, said, where=f" in `{file}`")
         said = _underscored(part)
-    return _known(fields, path, said, program)
+    return {**_known(fields, path, said, program), **flags}
 
 
 def _known(fields: Mapping[str, dataclasses.Field[Any]], path: str, said: Mapping[str, Any],

@@ -10,8 +10,7 @@ from typing import Any, Optional, Sequence, Tuple
 from kvstore.errors import ConfigError
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from kvstore.options import PATH, Kind, integer, integers, name, option, several
-from odsgd.config.flags import parse_flags
-from odsgd.config.train import read_yaml
+from odsgd.config.train import read_options
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import AUTO, OURS, System, parse
 from odsgd.virtual.description import PAYLOAD, RATE, TIME, VirtualCluster
@@ -93,8 +92,7 @@ class AdviseConfig:
         """The question that a command line asks: the profile, and options."""
         fields = {field.name: field for field in dataclasses.fields(cls) if "kind" in field.metadata}
         profile, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
-        flags, config_file = parse_flags(fields, "odsgd advise", rest, DESCRIPTION)
-        values = {**(read_yaml(fields, config_file, "odsgd advise") if config_file else {}), **flags}
+        values = read_options(fields, "odsgd advise", rest, DESCRIPTION)
         if not profile and values.get("compute") is None:
             raise ConfigError("no profile: say how long a worker computes (--compute 400ms), or name first the file "
                               "that describes the cluster: `odsgd advise cluster.yaml --model 25.6M`")

@@ -14,8 +14,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import TRAINABLE_DTYPES
 from kvstore.options import PATH, TEXT, Kind, integer, integers, items, option, real, several
-from odsgd.config.flags import parse_flags
-from odsgd.config.train import read_yaml
+from odsgd.config.train import read_options
 from odsgd.lab.bench import models, systems
 from odsgd.lab.cluster import links
 
@@ -134,9 +133,7 @@ class BenchConfig:
     @classmethod
     def from_flags(cls, argv: Sequence[str]) -> BenchConfig:
         """The benchmark that a command line and the file after ``--config`` ask for; flags win."""
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        flags, config_file = parse_flags(fields, "odsgd bench", argv, DESCRIPTION)
-        return cls(**{**(read_yaml(fields, config_file, "odsgd bench") if config_file else {}), **flags})
+        return cls(**read_options(cls.__dataclass_fields__, "odsgd bench", argv, DESCRIPTION))
 
     def __post_init__(self) -> None:
         if not self.systems:
