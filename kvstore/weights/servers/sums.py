@@ -2,7 +2,7 @@
 
 A sum is complete when every worker has pushed its part, but those that the launcher has given up (`lost_workers`). On
 sockets a server answers then. On ps-lite a synchronous job needs nothing of this: MXNet adds up and answers when all
-have pushed. In an asynchronous job MXNet answers every push at once, so a worker asks again (`CollectiveSum`). There
+have pushed. In an asynchronous job MXNet answers every push at once, so a worker asks again (`receive`). There
 each key counts its rounds, and workers use two keys in turn: one sum may still be read while the next one begins.
 """
 from typing import Dict, Iterator, List, Tuple
@@ -53,17 +53,11 @@ class OrderedSums:
             yield self._next, sorted(set(parts) - lost), total
             self._next += 1
 
-
-class CollectiveSum:
-    """The sums of one key of ps-lite."""
-
-    def __init__(self, num_workers: int) -> None:
-        self._sums = OrderedSums(num_workers)
-
     def receive(self, pushed: NDArray, stored: NDArray) -> None:
-        """Take the worker's part; a FETCH brings none. `stored` holds the last sum that is complete, and its round."""
+        """Take the worker's part, on a key of ps-lite; a FETCH brings none. `stored` holds the last sum that is
+        complete, and its round."""
         part, told = engine.memory(pushed), engine.memory(stored)
         if part[-1] != FETCH:
-            self._sums.add(int(part[-1]), number_of(part[-HEADER:]), part[:-HEADER].copy())
-        for round_id, _, total in self._sums.take():
+            self.add(int(part[-1]), number_of(part[-HEADER:]), part[:-HEADER].copy())
+        for round_id, _, total in self.take():
             told[:-HEADER], told[-HEADER:] = total, numbered(round_id)
