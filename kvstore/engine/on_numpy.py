@@ -176,15 +176,8 @@ class _Engine:
 
 
 _engine = _Engine()
-
-
-def _after_fork() -> None:
-    """A child has no threads of its parent's, and goes on without what was under way."""
-    global _engine
-    _engine = _Engine()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# A child has no threads of its parent's, and goes on without what was under way.
+os.register_at_fork(after_in_child=lambda: _Engine.__init__(_engine))
 
 
 @atexit.register  # registered early, so that it runs late
