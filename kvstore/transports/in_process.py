@@ -82,7 +82,6 @@ class Stage(Turns):
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
              check: Optional[Check] = None) -> LateAnswer:
         """One worker's message. The answer takes its place: when all have pushed, or at once if not `synchronous`."""
-        self.log.append(worker_rank)
         round_ = self._rounds[bucket.id]
         late = LateAnswer(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
         round_.append((worker_rank, answer, late))

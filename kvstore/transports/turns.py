@@ -3,12 +3,11 @@
 A thread yields only when it must wait, to the longest-waiting thread that can go on. MXNet's front end is not made for
 several threads, and a run is repeatable. If no thread can go on, that is an error at once.
 """
-import collections
 import os
 import threading
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Any, Callable, Deque, List, Optional
+from typing import Any, Callable, List, Optional
 
 from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
@@ -17,8 +16,6 @@ from kvstore.messages.seam import Pending
 
 LOOKS = 60
 """Parts that a wait is cut into: while the process stands still (SIGSTOP, a laptop that sleeps), one part passes."""
-
-LOGGED = 10_000  # exchanges in `Turns.log`
 
 _idle: List["SimpleQueue[Callable[[], None]]"] = []
 """The queues from which the idle threads of all stages get calls. Threads are reused, since MXNet keeps 5 MB for each
@@ -63,7 +60,6 @@ class Turns:
 
     def __init__(self, num_workers: int, timeout_s: float) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s
-        self.log: Deque[int] = collections.deque(maxlen=LOGGED)  # worker ranks in the order of their last exchanges
         self._waiting: List[_Waiter] = []
         self._failure: Optional[BaseException] = None
         self._interrupted = False

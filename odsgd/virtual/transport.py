@@ -164,7 +164,6 @@ class VirtualStage(Stage):
             answered = self._may_answer_fetch(bucket, answer)
             assert answered, "nobody waits where the quorum is not all workers"
             self._answer(bucket, [(worker_rank, answer, late)])
-            self.log.append(worker_rank)
 
     def _answer(self, bucket: Bucket, round_: List[Asked]) -> None:
         super()._answer(bucket, round_)

@@ -36,7 +36,7 @@ def train_in_order(config: TrainConfig, first: int, last: int, every: int = 1, w
     """Iterations first + 1 to last."""
     cluster = ScriptedStage(workers, order=order(first, last, every, workers))
     cluster.run(lambda transport: loop.Training(config, transport).run())
-    assert list(cluster.log) == order(first, last, every, workers)
+    assert cluster.log == order(first, last, every, workers)
 
 
 def staleness(out: Path) -> Dict[str, Any]:
@@ -99,7 +99,7 @@ def test_nobody_waits_at_the_end_of_an_epoch_and_each_is_evaluated(tmp_path: Pat
     ends, two = [0] * 10 + [1] * 15 + [0] * 5, dict(kvstore="asgd", lr=0.05, checkpoint_every=0)
     cluster = ScriptedStage(2, order=ends)
     cluster.run(lambda transport: loop.Training(tiny(tmp_path / "run", epochs=3, **two), transport).run())
-    assert list(cluster.log) == ends
+    assert cluster.log == ends
     first, second, last = records(tmp_path / "run", "epoch")
     assert [one["epoch"] for one in (first, second, last)] == [1, 2, 3]
     assert len({one["test_loss"] for one in (first, second, last)}) == 3

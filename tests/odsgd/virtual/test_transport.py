@@ -8,8 +8,10 @@ import kvstore
 from kvstore import methods
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.messages.buckets import Bucket
 from kvstore.methods.contract import Step, Worker
 from kvstore.methods.delayed import Delayed
+from kvstore.transports.in_process import Asked
 from kvstore.transports.turns import LateAnswer
 from odsgd.virtual.description import of
 from odsgd.virtual.transport import VirtualStage
@@ -22,10 +24,19 @@ CLUSTER: Dict[str, Any] = {"workers": WORKERS, "servers": 2, "links": {"goodput"
 STORES = [name for name, method in methods.METHODS.items() if method.transports != ("process",)]
 
 
+class LoggedStage(VirtualStage):
+    log: List[int]  # whom the servers have answered, in this order
+
+    def _answer(self, bucket: Bucket, round_: List[Asked]) -> None:
+        self.log += [worker_rank for worker_rank, _, _ in round_]
+        super()._answer(bucket, round_)
+
+
 def trained(store: str, iterations: int = 12, options: Any = None, **cluster: Any) -> Tuple[
         np.ndarray, List[int], float]:
     """Every worker's path, the order at the asynchronous servers, and the virtual seconds of worker 0."""
-    stage = VirtualStage(of({**CLUSTER, **cluster}), timeout_s=60)
+    stage = LoggedStage(of({**CLUSTER, **cluster}), timeout_s=60)
+    stage.log = []
     scenario = Scenario(store, {"bucket_nbytes": 64, **(options or {})}, optimizer_params=PLAIN, iterations=iterations)
 
     def run(transport: Any) -> Tuple[np.ndarray, Any]:
@@ -33,7 +44,7 @@ def trained(store: str, iterations: int = 12, options: Any = None, **cluster: An
 
     ring = scenario.options.pop("transport", methods.find(store).transports[0]) == "ring"
     results = stage.run(run, stage.ring_worker if ring else stage.worker)
-    return np.array([path for path, _ in results]), list(stage.log), results[0][1]
+    return np.array([path for path, _ in results]), stage.log, results[0][1]
 
 
 class Asks(Worker):
