@@ -211,9 +211,6 @@ class Array(NDArrayOperatorsMixin):
     def shape(self) -> Tuple[int, ...]:
         return self.floats.shape
 
-    def __len__(self) -> int:
-        return len(self.floats)
-
     def __repr__(self) -> str:
         return f"<Array of {self.size} floats>"
 
@@ -223,9 +220,6 @@ class Array(NDArrayOperatorsMixin):
     def __setitem__(self, key: slice, value: Any) -> None:
         value = np.array(value, np.float32) if isinstance(value, np.ndarray) else value  # the caller's may change
         self[key]._become(_copy, value)
-
-    def reshape(self, shape: Tuple[int, ...]) -> "Array":
-        return Array(self.floats.reshape(shape), self._buffer)
 
     def wait_to_read(self) -> None:
         _engine.wait(self._buffer, writes=False)
