@@ -161,12 +161,13 @@ class Recorder(Trace):
             self._over = True
             raise TimeoutError(f"its file has taken nothing for {WRITTEN_WITHIN_S:g} s")
         try:
-            while self._bars:
-                super()._put(self._bars.popleft())
-            self._file.flush()
-            if last:
-                self._over = True
-                super().close()
+            if not self._over:  # else another thread has closed it meanwhile
+                while self._bars:
+                    super()._put(self._bars.popleft())
+                self._file.flush()
+                if last:
+                    self._over = True
+                    super().close()
         except Exception:
             self._over = True
             raise
