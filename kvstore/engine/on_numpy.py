@@ -176,15 +176,8 @@ class _Engine:
 
 
 _engine = _Engine()
-
-
-def _after_fork() -> None:
-    """A child has no threads of its parent's, and goes on without what was under way."""
-    global _engine
-    _engine = _Engine()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# A child has no threads of its parent's, and goes on without what was under way.
+os.register_at_fork(after_in_child=lambda: _Engine.__init__(_engine))
 
 
 @atexit.register  # registered early, so that it runs late
@@ -218,9 +211,6 @@ class Array(NDArrayOperatorsMixin):
     def shape(self) -> Tuple[int, ...]:
         return self.floats.shape
 
-    def __len__(self) -> int:
-        return len(self.floats)
-
     def __repr__(self) -> str:
         return f"<Array of {self.size} floats>"
 
@@ -230,9 +220,6 @@ class Array(NDArrayOperatorsMixin):
     def __setitem__(self, key: slice, value: Any) -> None:
         value = np.array(value, np.float32) if isinstance(value, np.ndarray) else value  # the caller's may change
         self[key]._become(_copy, value)
-
-    def reshape(self, shape: Tuple[int, ...]) -> "Array":
-        return Array(self.floats.reshape(shape), self._buffer)
 
     def wait_to_read(self) -> None:
         _engine.wait(self._buffer, writes=False)

@@ -78,7 +78,7 @@ class Deadlines:
         """For how many seconds this process has waited for others; None: it waits for nothing."""
         with self._lock:
             since = [began for began, _, _ in self._due.values()]
-            since += [one.since for one in self._followed.values() if one.awaits]
+            since += [one.since for one in self._followed.values() if one.last is not None]
         return time.monotonic() - min(since) if since else None
 
     def _put_off(self, seconds: float) -> None:
@@ -100,9 +100,7 @@ class Deadlines:
                 followed = list(self._followed.items())
             # Without the lock: `state()` may take long, or begin and end waits itself.
             still = [(what, one) for what, one in followed if one.overdue(now)]
-            with self._lock:
-                still = [(what, one) for what, one in still if self._followed.get(what) is one]
-            overdue += [one.text() for _, one in still]
+            overdue += [one.text() for what, one in still if self._followed.get(what) is one]  # else it has ended
             if overdue:
                 self._on_overdue(overdue[0])
                 return
@@ -113,21 +111,16 @@ class _Followed:
 
     def __init__(self, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
         self._timeout_s, self._state, self._message = timeout_s, state, message
-        self._last: Any = None
+        self.last: Any = None  # what `state()` gave last; None: nothing is awaited
         self._failure = ""
         self.since = time.monotonic()
-
-    @property
-    def awaits(self) -> bool:
-        """Whether something was awaited when it was last looked at."""
-        return self._last is not None
 
     def overdue(self, now: float) -> bool:
         """If `state()` fails, nothing has moved, so the deadline stands. Nothing is printed, which could block."""
         try:
             state = self._state()
-            if state is None or state != self._last:
-                self._last, self.since = state, now
+            if state is None or state != self.last:
+                self.last, self.since = state, now
             self._failure = ""
         except Exception as error:
             self._failure = f" (the last look at it failed: {type(error).__name__}: {error})"

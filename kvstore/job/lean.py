@@ -9,7 +9,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 EXTRAS = ("bokeh", "cv2", "pandas", "scipy", "sklearn")
 """Packages that MXNet can do without."""
@@ -48,13 +48,10 @@ def _run_base(run: Callable[[Any], None], module: Any) -> None:
 
 def _operator(make: Callable[..., Any], handle: Any, name: str, func_name: str) -> Any:
     """The function of an operator, which is made when it is first called."""
-    made: Optional[Callable[..., Any]] = None
+    made = functools.lru_cache(maxsize=None)(lambda: make(handle, name, func_name))
 
     def operator(*arguments: Any, **options: Any) -> Any:
-        nonlocal made
-        if made is None:
-            made = make(handle, name, func_name)
-        return made(*arguments, **options)
+        return made()(*arguments, **options)
 
     operator.__name__, operator.__doc__ = func_name, ""  # MXNet adds to the text
     return operator

@@ -102,9 +102,7 @@ class Keys:
 
     def __init__(self, num_servers: int, limit: float = math.inf) -> None:
         self.num_servers, self._limit = num_servers, limit
-        self._next = [0] * num_servers
-        for key in range(num_servers):
-            self._next[key * 9973 % num_servers] = key
+        self._next = sorted(range(num_servers), key=lambda key: key * 9973 % num_servers)  # by server
 
     def take(self, server_rank: int) -> int:
         key = self._next[server_rank]

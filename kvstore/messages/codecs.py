@@ -348,8 +348,7 @@ class Largest(Codec):
 
 def _means(values: np.ndarray, which: np.ndarray) -> np.ndarray:
     """The mean of each row's values where `which` is true; 0 where it is nowhere."""
-    means: np.ndarray = np.where(which, values, 0).sum(axis=1) / np.maximum(which.sum(axis=1), 1)
-    return means
+    return np.where(which, values, 0).sum(axis=1) / np.maximum(which.sum(axis=1), 1)
 
 
 CODECS: Dict[str, Type[Codec]] = {"none": Plain, "float16": Float16, "bfloat16": BFloat16, "truncate": Truncate,

@@ -32,9 +32,7 @@ class Staleness:
     @property
     def histogram(self) -> Dict[int, int]:
         """tau -> pushes, of all workers."""
-        total: Counter[int] = collections.Counter()
-        for counts in self.by_worker.values():
-            total.update(counts)
+        total = sum(map(collections.Counter, self.by_worker.values()), collections.Counter())
         return dict(sorted(total.items()))
 
     @property

@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, Optional, Sequence
+from typing import Any, Deque, Dict, Iterator, Optional, Sequence
 
 from kvstore.engine import engine
 from kvstore.engine.engine import NDArray
@@ -152,22 +152,22 @@ class Recorder(Trace):
             self._bars.append(bar)
 
     @guarded("the trace")
-    def flush(self) -> None:
-        """Write down what has been added. A file that takes nothing is left as it is from then on."""
-        if not self._over:
-            self._write(self._take)
-
-    def _take(self) -> None:
-        while self._bars:
-            super()._put(self._bars.popleft())
-        self._file.flush()
-
-    def _write(self, call: Callable[[], None]) -> None:
+    def flush(self, last: bool = False) -> None:
+        """Write down what has been added, and close the file after the last time. A file that takes nothing is left as
+        it is from then on."""
+        if self._over:
+            return
         if not self._writing.acquire(timeout=WRITTEN_WITHIN_S):
             self._over = True
             raise TimeoutError(f"its file has taken nothing for {WRITTEN_WITHIN_S:g} s")
         try:
-            call()
+            if not self._over:  # else another thread has closed it meanwhile
+                while self._bars:
+                    super()._put(self._bars.popleft())
+                self._file.flush()
+                if last:
+                    self._over = True
+                    super().close()
         except Exception:
             self._over = True
             raise
@@ -179,12 +179,8 @@ class Recorder(Trace):
             time.sleep(BEHIND_S)
             self.flush()
 
-    @guarded("the trace")
     def close(self) -> None:
-        self.flush()
-        if not self._over:
-            self._over = True
-            self._write(super().close)
+        self.flush(last=True)
 
 
 def boot() -> str:

@@ -77,8 +77,7 @@ class GroupTransport(Transport):
 
     def close(self) -> None:
         self._group.open -= 1
-        for line in self._lines:
-            self._group.free(line)
+        self._group.free += self._lines
 
     def _line(self, what: str) -> "_Line":
         line = self._group.line(what, self._timeout_s)
@@ -235,7 +234,7 @@ class _Group:
         self.worker_rank, self.num_workers = dist.get_rank(group), dist.get_world_size(group)
         self.keys, self.open = Keys(1), 0  # sessions that have not closed
         self._made: Counter[str] = collections.Counter()  # lines, by what they carry
-        self._free: List[_Line] = []  # of closed sessions
+        self.free: List[_Line] = []  # of closed sessions
         environment.shorten_switch_interval()
         report("joined")
         ending.end_well(self._leave, waits=lambda: self.open > 0)
@@ -255,20 +254,16 @@ class _Group:
 
     def line(self, what: str, timeout_s: float) -> _Line:
         """A line that no open session has. Collective; waits."""
-        there = min((line for line in self._free if line.what == what), key=lambda line: line.place, default=None)
+        there = min((line for line in self.free if line.what == what), key=lambda line: line.place, default=None)
         place = there.place if there else self._made[what]
         if self.total(np.array(place), timeout_s) != place * self.num_workers:
             raise ProtocolError("the workers have not closed the same stores; close them in the same order on all")
         if there:
-            self._free.remove(there)
+            self.free.remove(there)
             return there
         self._made[what] += 1
         with self._meeting():
             return _Line(what, place, self._new())
-
-    def free(self, line: _Line) -> None:
-        """The session of this line has closed."""
-        self._free.append(line)
 
     def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits."""

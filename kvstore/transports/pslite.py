@@ -21,16 +21,7 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
-from kvstore.messages.header import (
-    ANSWER_FLOATS,
-    FETCH,
-    HEADER,
-    SUM_SIZES,
-    number_of,
-    pieces,
-    read_piece,
-    sum_message,
-)
+from kvstore.messages.header import ANSWER_FLOATS, FETCH, HEADER, SUM_SIZES, number_of, pieces, read_piece, sum_message
 from kvstore.transports.joining import Answers, Joined
 from kvstore.transports.servers import ParameterServers
 

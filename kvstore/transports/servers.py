@@ -109,9 +109,8 @@ class ParameterServers(Buffered):
         mine = json.loads(json.dumps(setup.command()))
         theirs = [next((one for one in json.loads(answer) if one["buckets"].keys() & mine["buckets"].keys()), None)
                   for answer in self._read_answers("opened")]
-        differs = "it has no store of these buckets, or is done with it"
-        if all(theirs):
-            differs = _difference(theirs[0], mine)
+        differs = _difference(theirs[0], mine) if all(theirs) else (
+            "it has no store of these buckets, or is done with it")
         if differs:
             raise ConfigError(f"this worker cannot join, since the job trains otherwise: {differs}; a worker that "
                               "joins runs the same script with the same settings")
@@ -169,8 +168,7 @@ class ParameterServers(Buffered):
         return {int(key): one for answer in self._read_answers("statistics") for key, one in json.loads(answer).items()}
 
     def exporting(self) -> Export:
-        answers: Export = self._connection.answers("export", self._timeout_s)
-        return answers
+        return self._connection.answers("export", self._timeout_s)
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         if state is None:

@@ -80,14 +80,13 @@ class _Answers(Answers):
         super().__init__()
         self._waits, self._what, self._timeout_s = waits, what, timeout_s
 
-    def settle(self) -> None:
-        self.fetch()  # no later push is in what a server has sent
-
     def fetch(self) -> None:
         with deadlines.waiting_for(self._what, self._timeout_s):
             for wait in self._waits[len(self._answers):]:
                 self._answers.append(bytearray(wait()))
         self.left = 0
+
+    settle = fetch  # no later push is in what a server has sent
 
 
 class SocketServers(ParameterServers):

@@ -5,6 +5,7 @@ import re
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Dict, List, Sequence, Set, Tuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -32,15 +33,10 @@ def cores() -> int:
 def _limit(files: Sequence[str]) -> int:
     """The limit by one version of cgroup; a huge number if it sets none."""
     try:
-        quota, period = " ".join(_text(path) for path in files).split()
+        quota, period = " ".join(Path(path).read_text(encoding="ascii") for path in files).split()
         return int(quota) // int(period) if int(quota) > 0 else sys.maxsize
     except (OSError, ValueError, ZeroDivisionError):  # not this version, or `max`
         return sys.maxsize
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read()
 
 
 def allow_files(number: int) -> bool:

@@ -311,7 +311,6 @@ class Channel:
 def _message(line: bytes) -> Message:
     try:
         message = json.loads(line[max(line.find(b'{"message": '), 0):])  # a shell may have begun the line with a title
-        found: Message = of_json(MESSAGES[message["message"]], message)
-        return found
+        return of_json(MESSAGES[message["message"]], message)
     except (ValueError, RecursionError, LookupError, TypeError):
         return Noise(line[:MOST_NOISE].decode("utf-8", "replace"))

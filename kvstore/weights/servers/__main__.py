@@ -6,6 +6,7 @@ import half a job would wait for.
 import ctypes
 import importlib.util
 import os
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,8 @@ def _library() -> Any:
     """MXNet's library, found as its front end finds it."""
     package = importlib.util.find_spec("mxnet")
     assert package is not None and package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0]) / "libinfo.py"
-    spec = importlib.util.spec_from_file_location("mxnet_libinfo", path)
-    assert spec is not None and spec.loader is not None
-    libinfo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(libinfo)
-    library = ctypes.CDLL(libinfo.find_lib_path()[0])
+    libinfo = runpy.run_path(str(Path(package.submodule_search_locations[0]) / "libinfo.py"))
+    library = ctypes.CDLL(libinfo["find_lib_path"]()[0])
     library.MXGetLastError.restype = ctypes.c_char_p
     return library
 

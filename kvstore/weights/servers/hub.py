@@ -101,7 +101,7 @@ class Hub:
     def _watch_for_lost_workers(self) -> None:
         while True:
             time.sleep(LOOK_AGAIN_S)
-            if self._sums.waits or any(self._waiting_fetches.values()):
+            if self._sums.parts or any(self._waiting_fetches.values()):
                 with self._lock:
                     self._answer_sums()
                     self.answer_waiting()

@@ -16,8 +16,6 @@ import threading
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-import numpy as np
-
 from kvstore._version import running_versions
 from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError, ProtocolError
@@ -32,7 +30,7 @@ from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.servers.hub import Hub
 from kvstore.weights.servers.shard import Shard
-from kvstore.weights.servers.sums import CollectiveSum
+from kvstore.weights.servers.sums import OrderedSums
 
 _PICKLED_OPTIMIZER = b"ccopy_reg\n"  # so begins what `set_optimizer` of MXNet's own stores sends
 _MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
@@ -62,8 +60,8 @@ class Server:
     def __init__(self, store: Any) -> None:
         self._store = store  # knows its rank once its loop runs
         self._verifier = commands.Verifier(commands.job_key())
-        self._shard: Optional[Shard] = None
-        self._sums: Dict[int, CollectiveSum] = {}
+        self._shard: Shard  # from `hello` on
+        self._sums: Dict[int, OrderedSums] = {}
         self._synchronous = True
         self._all_workers: Set[int] = set()
         self._finished_workers: Set[int] = set()
@@ -71,7 +69,7 @@ class Server:
         self._lock = threading.RLock()
         self._timeout_s = DEFAULT_TIMEOUT_S
         self._answer_key = -1
-        self._answer_array: Optional[NDArray] = None
+        self._answer_array: NDArray  # from its first push on
         self._outgoing: Dict[Tuple[int, int], bytes] = {}  # by the worker that asked, and the number of its question
         self._hub: Optional[Hub] = None  # where a store takes direct connections
 
@@ -79,7 +77,7 @@ class Server:
         """Serve until the workers have finished."""
         from kvstore.engine._mxnet import mx
         signature = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-        controller = signature(fatal(self._controller))
+        controller = signature(fatal(lambda head, body, _: self._command(body)))
         mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(self._store.handle, controller, None))
 
     @contextlib.contextmanager
@@ -88,9 +86,6 @@ class Server:
         with self._lock, pulse.doing("serving"):
             yield
             pulse.moved(pulse.at + 1)
-
-    def _controller(self, head: int, body: bytes, _: Any) -> None:
-        self._command(body)
 
     def _command(self, body: bytes) -> bytes:
         with self._serving():
@@ -123,7 +118,6 @@ class Server:
         return b""
 
     def _tell_shard(self, name: str, payload: Dict[str, Any]) -> None:
-        assert self._shard is not None
         if name == "open":
             self._extend_silence_timeout(payload["options"]["timeout_s"])
         self._shard.command(name, payload)
@@ -164,16 +158,15 @@ class Server:
 
     def _begin(self, **special_keys: List[int]) -> None:
         """Take pushes: MXNet lets an updater be installed only inside a command."""
-        self._sums = {key: CollectiveSum(len(self._all_workers)) for key in special_keys["sums"]}
+        self._sums = {key: OrderedSums(len(self._all_workers)) for key in special_keys["sums"]}
         self._answer_key = special_keys["answer_keys"][self._store.rank]
         self._store._set_updater(fatal(self._update))
 
     def _open_direct(self, traffic: Dict[str, Any], buckets: Dict[str, List[int]]) -> None:
         """Take the messages of a store's buckets on direct connections, beside MXNet's loop."""
-        assert self._shard is not None
         if self._hub is None:
-            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), fatal(self._may_answer_fetch),
-                            self._lock)
+            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update),
+                            fatal(self._shard.may_answer_fetch), self._lock)
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
         weights = self._hub.open(mine, TrafficSettings(**traffic), self._shard.context(mine))
         if traffic["codec_weights"] != "none":
@@ -186,7 +179,7 @@ class Server:
         """
         store = tuple(buckets)
         self._closed[store].add(sender)
-        if self._closed[store] == self._all_workers and self._shard is not None:
+        if self._closed[store] == self._all_workers:
             del self._closed[store]
             self._shard.forget(buckets)
             if self._hub is not None:
@@ -204,8 +197,7 @@ class Server:
         It keeps running, because MXNet must still answer this command. The launcher ends it after the workers.
         """
         self._finished_workers.add(sender)
-        if self._shard is not None:
-            self._tell_shard("rest", {"worker_rank": sender, "buckets": self._shard.buckets()})
+        self._tell_shard("rest", {"worker_rank": sender, "buckets": self._shard.buckets()})
         if self._finished_workers >= self._all_workers - environment.lost_workers():
             recorder.end()
             deadlines.end("silence")
@@ -224,10 +216,6 @@ class Server:
                     pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
                         len(self._all_workers) if self._synchronous else 1)
 
-    def _may_answer_fetch(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
-        assert self._shard is not None
-        return self._shard.may_answer_fetch(key, header, stored)
-
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if recorder.on is not None:
             recorder.on.flush()  # the workers may be about to read its file
@@ -241,15 +229,13 @@ class Server:
             return running_versions().encode()
         if name == "address" and self._hub:
             return self._hub.address.encode()
-        answer: bytes = getattr(self._shard, name)()
-        return answer
+        return getattr(self._shard, name)()
 
     def _answer(self, sender: int, name: str, number: int, chunk: int) -> bytes:
         """Write piece number `chunk` of the answer to command `name` into the answer array.
 
         The answer is the one of piece 0. It stays here until the worker has `taken` it.
         """
-        assert self._shard is not None and self._answer_array is not None
         if chunk == 0:
             self._outgoing[sender, number] = self._answer_to(name)
         self._answer_array[:] = pack_piece(sender, chunk, self._outgoing[sender, number])

@@ -17,15 +17,7 @@ from kvstore.errors import DivergedError, ProtocolError
 from kvstore.job import environment
 from kvstore.messages import finite
 from kvstore.messages.finite import Names
-from kvstore.messages.header import (
-    ASYNC_MODULUS,
-    FETCH,
-    HEADER,
-    SYNC_MODULUS,
-    Header,
-    is_look,
-    rank_whose_round_ends,
-)
+from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header, is_look, rank_whose_round_ends
 from kvstore.messages.seam import Saved, State
 from kvstore.methods.contract import Rule
 from kvstore.optimizers import described

@@ -76,8 +76,7 @@ def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
     if not text:
         raise ProtocolError(f"the scheduler at {_scheduler_address()} has hung up: see what it says; if nothing, this "
                             "process's ODSGD_SECRET is not the job's, and all processes of a job come from one launch")
-    found: List[str] = json.loads(text)
-    return found
+    return json.loads(text)
 
 
 class SocketServer(Server):
@@ -85,8 +84,8 @@ class SocketServer(Server):
 
     def __init__(self, rank: int, num_workers: int) -> None:
         super().__init__(SimpleNamespace(rank=rank))
-        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update), fatal(self._may_answer_fetch), self._lock,
-                        self._command)
+        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update),
+                        fatal(lambda *asked: self._shard.may_answer_fetch(*asked)), self._lock, self._command)
         self.address = self._hub.address
 
     def _begin(self, **_: List[int]) -> None:

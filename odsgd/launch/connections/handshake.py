@@ -138,11 +138,5 @@ def _proof(secret: str, text: str) -> str:
 
 
 def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
-    """A line, read byte by byte: the bytes after it are the channel's."""
-    line = bytearray()
-    while len(line) < most and not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte:
-            break
-        line += byte
-    return line.decode("ascii", "replace").strip()
+    with connection.makefile("rb", buffering=0) as file:  # the bytes after the line are the channel's
+        return file.readline(most).decode("ascii", "replace").strip()

@@ -140,9 +140,8 @@ class Overview:
     def table(self, hosts: Mapping[str, str]) -> List[Facts]:
         """A row of facts for each of these processes, which run on these hosts, workers first."""
         servers = [samples for name, samples in self._samples.items() if name.startswith("server")]
-        names = sorted(hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
-        rows = [{**self._row(name), "host": hosts[name], "staleness": _staleness(name, servers)}
-                for name in names if name != "scheduler"]
+        names = sorted(set(hosts) - {"scheduler"}, key=lambda name: (name.startswith("server"), int(name.split()[1])))
+        rows = [{**self._row(name), "host": hosts[name], "staleness": _staleness(name, servers)} for name in names]
         own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
         median = statistics.median_low(own) if len(own) > 1 else math.inf
         reached = self._together()
@@ -226,11 +225,10 @@ def line(status: Facts, columns: int) -> str:
     words, total = status["tail"].split(", "), status["total"]
 
     def drawn(form: Optional[str], kept: int, columns: Optional[int] = None) -> str:
-        text: str = tqdm.format_meter(
+        return tqdm.format_meter(
             status["at"], None if total is None else int(total),  # type: ignore[arg-type]  # None: no end
             status["elapsed_s"], ncols=columns, unit="it", initial=status["began"], prefix=status["head"],
             rate=status["rate"], postfix=", ".join(words[:kept]), bar_format=None if total is None else form)
-        return text
 
     fewer = [(FORMS[-1], kept) for kept in range(len(words) - 1, -1, -1)]
     for form, kept in [*((form, len(words)) for form in FORMS), *fewer]:
@@ -259,11 +257,6 @@ def _stale(name: str, beat: Facts) -> Dict[str, Tuple[float, float]]:
             found[f"worker {int(rank)}"] = pushes, taus
             found[name] = found[name][0] + pushes, found[name][1] + taus
     return found
-
-
-def _rank(name: str) -> int:
-    _, _, rank = name.partition(" ")
-    return int(rank) if rank.isdigit() else 0
 
 
 def _trains(beat: Facts) -> bool:

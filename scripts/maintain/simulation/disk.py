@@ -312,6 +312,10 @@ class Path(PurePosixPath):
         found = [path / name for path in paths if fnmatch.fnmatch(path.name, pattern)]
         return iter([path for path in found if not name or path.exists()])
 
+    def read_text(self, encoding: str = "utf-8") -> str:
+        with builtin_open(self, encoding=encoding) as file:
+            return str(file.read())
+
     def write_text(self, text: str, encoding: str = "utf-8", **other: Any) -> int:
         with builtin_open(self, "w", encoding=encoding) as file:
             return int(file.write(text))

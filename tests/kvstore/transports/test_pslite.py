@@ -18,7 +18,7 @@ from kvstore.methods import where
 from kvstore.methods.delayed import ODSGD
 from kvstore.state.npz import to_bytes
 from kvstore.transports import joining, pslite, sizing, sockets
-from kvstore.weights.servers.sums import CollectiveSum
+from kvstore.weights.servers.sums import OrderedSums
 
 
 class Servers:
@@ -120,8 +120,8 @@ class AsynchronousServer:
     """MXNet's connection of the only worker to a server that has one key of sums, and has answered so many."""
 
     def __init__(self, rounds: int) -> None:
-        self.sum, self.stored, self.asked = CollectiveSum(1), mx.nd.zeros(8 + HEADER), 0
-        self.sum._sums._next += rounds
+        self.sum, self.stored, self.asked = OrderedSums(1), mx.nd.zeros(8 + HEADER), 0
+        self.sum._next += rounds
 
     def pushpull(self, key: int, value: NDArray, out: NDArray) -> None:
         self.asked += 1

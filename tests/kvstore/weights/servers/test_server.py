@@ -49,7 +49,7 @@ class Job:
                      answer_keys=[ANSWERS], trace_folder=None)
 
     def command(self, name: str, worker_rank: int = 0, **payload: Any) -> None:
-        self.server._controller(0, self.signers[worker_rank].sign(name, payload).encode(), None)
+        self.server._command(self.signers[worker_rank].sign(name, payload).encode())
 
     def push(self, key: int = BUCKET, marks: int = 1, versions: int = 0) -> None:
         """What all workers' pushes come to, as MXNet's loop has it."""

@@ -32,7 +32,7 @@ def test_a_sum_is_added_in_the_order_of_ranks_whoever_comes_first() -> None:
         assert not list(sums.take())
         sums.add(rank, 1, part(number))
     [(number, ranks, total)] = sums.take()
-    assert (number, ranks) == (1, [0, 1, 2]) and total.view(np.float32) == in_order and not sums.waits
+    assert (number, ranks) == (1, [0, 1, 2]) and total.view(np.float32) == in_order and not sums.parts
 
 
 def test_sums_may_overtake_each_other_and_are_answered_in_their_order() -> None:
@@ -53,7 +53,7 @@ def test_a_sum_goes_on_without_a_worker_that_was_given_up_and_does_not_hear_it_l
     lost.write_text("1\n")
     assert [(ranks, total.view(np.float32)[0]) for _, ranks, total in sums.take()] == [([0], 5)]
     sums.add(1, 1, part(7))
-    assert not sums.waits
+    assert not sums.parts
 
 
 def test_a_worker_that_was_given_up_after_its_part_gets_no_sum_and_nobody_in_its_place_does(

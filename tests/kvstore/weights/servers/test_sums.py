@@ -6,11 +6,11 @@ import pytest
 
 from kvstore.engine import engine
 from kvstore.messages.header import FETCH, HEADER, number_of, sum_message
-from kvstore.weights.servers.sums import CollectiveSum
+from kvstore.weights.servers.sums import OrderedSums
 
 
 def test_a_sum_that_has_been_told_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sums, stored = CollectiveSum(2), engine.zeros(1 + HEADER)
+    sums, stored = OrderedSums(2), engine.zeros(1 + HEADER)
 
     def told(rank: int, *part: float) -> "tuple[float, float]":
         """The first number and the round of what is answered."""
