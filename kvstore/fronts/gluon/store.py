@@ -164,6 +164,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.lanes:
             return
         optimizer = self._global_optimizer()
+        self.session.use(optimizer)  # with the settings that it has by now
         rows = batch.counted_rows()
         if self.session.method.reduces and self.options.reduction == "mean":
             self._warn(batch.advice(rows, self.name, self.num_workers, self._share_of_an_example(optimizer)))

@@ -506,6 +506,14 @@ def test_trainers_that_share_an_optimizer_have_each_their_own_network() -> None:
     assert f"global/{net.weight.name}" in store.worker_state()[0]
 
 
+def test_local_steps_have_the_settings_of_the_first_step() -> None:
+    """Which may be others than when the store got the optimizer, here as `load_states` gives it."""
+    _, trainer, step = stepping(kvstore.create("odsgd", Stage(1).worker(0), warmup=0), learning_rate=0.5)
+    trainer._init_kvstore()
+    trainer.optimizer.wd = 0.5
+    assert step() == 4 - 0.5 * (1 + 0.5 * 4)
+
+
 def test_what_a_trainer_may_not_do_after_the_first_step_is_one_line() -> None:
     store = kvstore.create("local")
     net, _, step = stepping(store)
