@@ -352,10 +352,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                               "make a new store and a new trainer")
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
-        if self.session.optimizer is None:
-            raise ConfigError(f"nothing has been trained with this `{self.name}` store yet, and it has no optimizer. A "
-                              "gluon.Trainer has to be given kvstore=store, and takes it up with its first step; "
-                              "before that the network holds the initial weights. Without a trainer: set_optimizer")
+        if self.session.optimizer is None or not self._keyed:
+            raise ConfigError(f"nothing has been trained with this `{self.name}` store yet, and it lacks an optimizer "
+                              "or parameters. A gluon.Trainer has to be given kvstore=store, and takes it up with its "
+                              "first step; before that the network holds the initial weights. Without a trainer: "
+                              "set_optimizer, and init or broadcast")
         return self.session.optimizer
 
     def _trainable(self) -> List[Parameter]:
