@@ -109,8 +109,11 @@ class LegacyStore(Store):
         for one, outs in each(key, out):
             arrays = [array for array in as_list(outs) if not (ignore_sparse and array.stype != "default")]
             if one in self._handed:
-                weights = self._known(one).weights
-                arrays = [array for array in arrays if not any(array is mine for mine in weights)]
+                known = self._known(one)
+                arrays = [array for array in arrays if not any(array is mine for mine in known.weights)]
+                if arrays and known.own is None:  # a network has new ones: reset_ctx, a batch of another size
+                    self._use(one, known.grads, as_list(outs))
+                    arrays = []
             self._check_updated("pull", one, arrays)
             for array in arrays:
                 weight = self._weight(one, array)

@@ -54,6 +54,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self._waits = Waits()
         self._settings: Dict[str, Any] = {}  # of the optimizer and of each parameter, in the first step
         self._has_trainer = False  # a trainer hands in its parameters with its first step
+        self._named: Dict[Any, Any] = {}  # these parameters, by key
         self._passed_on: Set[str] = set()  # names of parameters that a later store trains
         made.add(self)
 
@@ -75,10 +76,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.lanes:
             self._replace(optimizer)
         else:
-            if self._keyed and optimizer.param_dict and self._named() not in ({}, optimizer.param_dict):
+            if self._keyed and optimizer.param_dict and self._named not in ({}, optimizer.param_dict):
                 raise ConfigError("set_optimizer for other parameters: this store has those of another trainer; make a "
                                   "store for each")
             self.session.use(optimizer)
+            self._named = optimizer.param_dict or self._named
         self._settings = {}
         self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
 
@@ -132,7 +134,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                                   "do not train; leave set_np out")
             self._keyed[one] = Keyed(self._describe(one, its), outs)
             self._unshared[one] = its
-        if len(self._keyed) >= len(self._named()):  # a trainer's all; there are none without one
+        if len(self._keyed) >= len(self._named):  # a trainer's all; there are none without one
             self._share()
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -162,6 +164,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.lanes:
             return
         optimizer = self._global_optimizer()
+        self.session.use(optimizer)  # with the settings that it has by now
         rows = batch.counted_rows()
         if self.session.method.reduces and self.options.reduction == "mean":
             self._warn(batch.advice(rows, self.name, self.num_workers, self._share_of_an_example(optimizer)))
@@ -209,15 +212,11 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     # -- the first step ------------------------------------------------------------------------------------------
 
     def _describe(self, key: Any, value: NDArray) -> Parameter:
-        parameter = self._named().get(key)
+        parameter = self._named.get(key)
         name = str(key) if parameter is None else parameter.name
         optimizer = self.session.optimizer
         lr_mult, wd_mult = (1.0, 1.0) if optimizer is None else optimizers.multipliers(optimizer, key, parameter)
         return Parameter(key, name, tuple(value.shape), np.dtype(value.dtype).name, lr_mult, wd_mult)
-
-    def _named(self) -> Dict[Any, Any]:
-        """A trainer's parameters."""
-        return {} if self.session.optimizer is None else self.session.optimizer.param_dict
 
     def _share(self) -> None:
         """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
@@ -269,13 +268,13 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def _agree_on_model(self) -> None:
         """Compare with the other workers all that must be the same, while a difference can still be named."""
         parameters = [f"parameter {key} {p.name} shape {p.shape} {np.dtype(p.dtype).name} grad_req {p.grad_req} "
-                      f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in self._named().items()]
+                      f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in self._named.items()]
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *parameters])
 
     # -- between two steps ---------------------------------------------------------------------------------------
 
     def _replace(self, optimizer: mx.optimizer.Optimizer) -> None:
-        before, trainer = self._global_optimizer(), self._trainer()
+        trainer = self._trainer()
         self._check_not_set()
         if trainer is not None and not trainer._kv_initialized:
             raise ConfigError("a second trainer was made with this store for the same network; go on with the first "
@@ -286,7 +285,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if self.session.method.asynchronous:  # whose workers may have come to other iterations
             del described["settings"]["num_update"]
         self._settle("set_optimizer", [json.dumps(described, sort_keys=True)])
-        optimizer.param_dict = before.param_dict
+        optimizer.param_dict = self._named
         self.session.replace(optimizer)
         self._advise()
         if trainer is not None:  # it sets the rate and the batch size on its own optimizer
@@ -298,7 +297,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             raise ConfigError(f"the global weights of this `{self.name}` store are old: another store has trained "
                               f"{min(self._passed_on)} since; ask that one, or ask this one before the other's first "
                               "step")
-        for key, its in self._named().items():  # reset_ctx and others give a network new arrays
+        for key, its in self._named.items():  # reset_ctx and others give a network new arrays
             if key in self._lanes_of and its._stype == "default":
                 self._use(key, self._keyed[key].grads, its.list_data())
         return super()._own_weights()
@@ -321,13 +320,13 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _trainer(self) -> Any:
         """The Gluon trainer of this store, or None."""
-        trainers = (parameter._trainer for parameter in self._named().values())
+        trainers = (parameter._trainer for parameter in self._named.values())
         return next((one for one in trainers if one and one._kvstore_params["kvstore"] is self), None)
 
     def _check_parameters(self, optimizer: mx.optimizer.Optimizer) -> None:
         """ConfigError if an optimizer has other parameters, or gives them other multipliers, than in the first step."""
         if optimizer.param_dict:
-            if optimizer.param_dict != self._named():
+            if optimizer.param_dict != self._named:
                 raise ConfigError("set_optimizer after the first step, for other parameters: this store trains those "
                                   "it began with; make a store for each trainer")
             return
@@ -343,7 +342,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
     def _check_settings(self, optimizer: mx.optimizer.Optimizer) -> None:
         """ConfigError if the script has changed what the servers got before the first step."""
         now = {**optimizers.settings(optimizer),
-               **{one.name: (one.lr_mult, one.wd_mult) for one in self._named().values()}}
+               **{one.name: (one.lr_mult, one.wd_mult) for one in self._named.values()}}
         had = self._settings = self._settings or now
         if had != now:
             what = next(name for name in now if had.get(name) != now[name])
@@ -353,14 +352,15 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
                               "make a new store and a new trainer")
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
-        if self.session.optimizer is None:
-            raise ConfigError(f"nothing has been trained with this `{self.name}` store yet, and it has no optimizer. A "
-                              "gluon.Trainer has to be given kvstore=store, and takes it up with its first step; "
-                              "before that the network holds the initial weights. Without a trainer: set_optimizer")
+        if self.session.optimizer is None or not self._keyed:
+            raise ConfigError(f"nothing has been trained with this `{self.name}` store yet, and it lacks an optimizer "
+                              "or parameters. A gluon.Trainer has to be given kvstore=store, and takes it up with its "
+                              "first step; before that the network holds the initial weights. Without a trainer: "
+                              "set_optimizer, and init or broadcast")
         return self.session.optimizer
 
     def _trainable(self) -> List[Parameter]:
-        named = self._named()
+        named = self._named
         return [known.parameter for key, known in self._keyed.items()
                 if key not in self._fixed and (key not in named or named[key].grad_req != "null")]
 
@@ -450,7 +450,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _twice(self, name: str) -> Exception:
         missing = self._lanes_of.keys() - self._handed
-        frozen = [one.name for key, one in self._named().items() if key in missing and one.grad_req == "null"]
+        frozen = [one.name for key, one in self._named.items() if key in missing and one.grad_req == "null"]
         if frozen:
             return ConfigError(f"iteration {self.iteration + 1} has not taken place: {frozen[0]} had a gradient in the "
                                "first step and has none now (grad_req `null`); after you freeze parameters, load what "
@@ -465,7 +465,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
 
     def _untrained(self) -> Dict[str, List[NDArray]]:
         """Arrays of parameters without a gradient, by name. A network that was cast has other arrays than before."""
-        named = self._named()
+        named = self._named
         return {known.parameter.name: named[key].list_data() if key in named and named[key]._stype == "default" else
                 known.weights for key, known in self._keyed.items() if key not in self._lanes_of}
 
