@@ -503,6 +503,21 @@ def local(net: Any, make: Callable[[Any], Any] = OPTIMIZERS["momentum"], **optio
     return Optimizer(make(net.parameters()), net, create("local", **options))
 
 
+def test_a_run_goes_on_with_the_buckets_that_it_had_whatever_its_first_step_shows() -> None:
+    def cut(saved: Any = None) -> Any:
+        net = Net()
+        optimizer = local(net)
+        if saved is None:
+            optimizer.store.begin()  # before any gradient has appeared
+        else:
+            optimizer.load_state_dict(saved)
+        train(net, optimizer, batches(0, 1))
+        return [lane.bucket.segments for lane in optimizer.store.lanes], optimizer.state_dict()
+
+    segments, saved = cut()
+    assert cut(saved)[0] == segments
+
+
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_store_leaves_its_model_to_the_next_one_or_to_torch_alone(closes: bool) -> None:
     ours, alone = Net(), Net()
