@@ -107,6 +107,9 @@ class Stepping(Optimizer):
                               "odsgd.torch.Optimizer.load_state_dict")
         return None
 
+    def state_dict(self) -> Dict[str, Any]:
+        return {**super().state_dict(), **self._given.state_dict()}  # which may have more than PyTorch's
+
     def _load_own(self, saved: Dict[str, Any]) -> None:
         with self._given_steps():
             self._given.load_state_dict(saved)
