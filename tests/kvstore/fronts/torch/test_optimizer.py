@@ -722,7 +722,8 @@ def test_what_has_no_gradient_at_the_first_step_is_told(capsys: pytest.CaptureFi
 
 
 def test_a_parameter_that_a_module_gets_later_is_no_error_and_what_is_expanded_is_named() -> None:
-    net = torch.nn.Linear(3, 2)
+    net = torch.nn.Linear(3, 1)
+    net.bias = torch.nn.Parameter(torch.zeros(2)[::2])  # one element, and a stride
     optimizer = local(net)
     net.register_parameter("late", torch.nn.Parameter(torch.zeros(2), requires_grad=False))
     train(net, optimizer, [torch.ones(3)] * 2)
