@@ -26,8 +26,8 @@ class Stepping(Optimizer):
         self._share_state()
 
     def _own_step(self) -> Dict[str, Any]:
-        settings = [{name: value for name, value in group.items() if name != "lr" and isinstance(value, (float, tuple))}
-                    for group in self.param_groups]
+        settings = [{name: str(value) for name, value in group.items()  # tensors and NumPy's floats may be in it
+                     if name != "lr" and isinstance(value, (float, tuple))} for group in self.param_groups]
         return {"optimizer": type(self._given).__name__, "lr": self._rates_now(), "settings": settings}
 
     def _share_state(self) -> None:

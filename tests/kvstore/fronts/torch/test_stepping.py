@@ -46,7 +46,8 @@ def step(net: Any, optimizer: Any, m: int, t: int) -> None:
 
 
 KINDS: Dict[str, Callable[[Any], Any]] = {
-    "AdamW": lambda of: torch.optim.AdamW(of, lr=0.01), "NAdam": lambda of: torch.optim.NAdam(of, lr=0.01),
+    "AdamW": lambda of: torch.optim.AdamW(of, lr=0.01),
+    "NAdam": lambda of: torch.optim.NAdam(of, lr=0.01, betas=(np.float32(0.9), 0.999)),
     "Adagrad": lambda of: torch.optim.Adagrad(of, lr=0.05),  # it has a state when it is made
     "SGD with dampening": lambda of: torch.optim.SGD(of, lr=0.05, momentum=0.9, dampening=0.1),
     "Adam, amsgrad": lambda of: torch.optim.Adam(of, lr=0.01, amsgrad=True)}
