@@ -62,7 +62,7 @@ def checksums(tensors: Mapping[str, torch.Tensor]) -> Dict[str, str]:
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    flat = held(tensor).detach().cpu().resolve_conj().contiguous().reshape(-1)
+    flat = held(tensor).detach().cpu().resolve_conj().clone(memory_format=torch.contiguous_format).reshape(-1)
     return np.asarray(flat.view(torch.uint8).numpy())
 
 

@@ -191,7 +191,7 @@ class Optimizer(torch.optim.Optimizer):
         if saved is None and state_dict["state"]:
             raise ConfigError("the state is one of torch.optim's alone; a store goes on from what "
                               "odsgd.torch.Optimizer.state_dict gave")
-        self._load_own({name: state_dict[name] for name in ("state", "param_groups")})
+        self._load_own({name: part for name, part in state_dict.items() if name != "store"})
         if saved is not None:
             self.store.load_state(*(None if saved[part] is None else (
                 {name: tensor.cpu().numpy() for name, tensor in saved[part]["arrays"].items()}, saved[part]["facts"])

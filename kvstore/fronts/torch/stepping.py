@@ -26,8 +26,8 @@ class Stepping(Optimizer):
         self._share_state()
 
     def _own_step(self) -> Dict[str, Any]:
-        settings = [{name: value for name, value in group.items() if name != "lr" and isinstance(value, (float, tuple))}
-                    for group in self.param_groups]
+        settings = [{name: str(value) for name, value in group.items()  # tensors and NumPy's floats may be in it
+                     if name != "lr" and isinstance(value, (float, tuple))} for group in self.param_groups]
         return {"optimizer": type(self._given).__name__, "lr": self._rates_now(), "settings": settings}
 
     def _share_state(self) -> None:
@@ -106,6 +106,9 @@ class Stepping(Optimizer):
                               "optimizers have none; give a new one, and load a state by "
                               "odsgd.torch.Optimizer.load_state_dict")
         return None
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {**super().state_dict(), **self._given.state_dict()}  # which may have more than PyTorch's
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
         with self._given_steps():

@@ -24,13 +24,13 @@ from kvstore.fronts.torch import models
 from kvstore.fronts.torch.lanes import TensorLane, Trained, held
 from kvstore.job import agreement, environment
 from kvstore.messages import buckets as layout
-from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
 from kvstore.optimizers.formulas import Formula
 from kvstore.options import DEFAULT_TIMEOUT_S
+from kvstore.state.npz import below
 from kvstore.transports import gloo
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float16"}
@@ -135,7 +135,7 @@ class TorchStore(FrontEnd):
         """Whether the script's own optimizer steps, and the store sees what comes of it."""
         return self.session.method.takes == "weights"
 
-    def take(self, now: Callable[[], Mapping[str, torch.Tensor]], parameters: Sequence[Parameter],
+    def take(self, now: Callable[[], Mapping[str, torch.Tensor]], parameters: Sequence[layout.Parameter],
              optimizer: Optional[Formula]) -> None:
         """Train these parameters of a model by `optimizer`. `now()` gives all of the model's tensors, which become
         worker 0's. Collective; waits.
@@ -201,6 +201,8 @@ class TorchStore(FrontEnd):
                 raise ConfigError(f"parameter {name} has become {one.parameter.dtype} since od.Optimizer was made, and "
                                   f"what can be trained is {', '.join(map(str, DTYPES))}: leave out what converts the "
                                   "model (`double()`)")
+        if self._saved is not None and not self.takes_weights:  # buckets as they were: each finds what it had
+            order = [name for name in below("global/", self._saved[0]) if name in self._trained]
         mine: Dict[str, Any] = {
             "order": [*order, *reversed([name for name in self._trained if name not in set(order)])],
             "frozen": {} if self._saved is not None else models.checksums(models.frozen(self._tensors))}

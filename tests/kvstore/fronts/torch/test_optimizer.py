@@ -503,6 +503,21 @@ def local(net: Any, make: Callable[[Any], Any] = OPTIMIZERS["momentum"], **optio
     return Optimizer(make(net.parameters()), net, create("local", **options))
 
 
+def test_a_run_goes_on_with_the_buckets_that_it_had_whatever_its_first_step_shows() -> None:
+    def cut(saved: Any = None) -> Any:
+        net = Net()
+        optimizer = local(net)
+        if saved is None:
+            optimizer.store.begin()  # before any gradient has appeared
+        else:
+            optimizer.load_state_dict(saved)
+        train(net, optimizer, batches(0, 1))
+        return [lane.bucket.segments for lane in optimizer.store.lanes], optimizer.state_dict()
+
+    segments, saved = cut()
+    assert cut(saved)[0] == segments
+
+
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_store_leaves_its_model_to_the_next_one_or_to_torch_alone(closes: bool) -> None:
     ours, alone = Net(), Net()
@@ -707,7 +722,8 @@ def test_what_has_no_gradient_at_the_first_step_is_told(capsys: pytest.CaptureFi
 
 
 def test_a_parameter_that_a_module_gets_later_is_no_error_and_what_is_expanded_is_named() -> None:
-    net = torch.nn.Linear(3, 2)
+    net = torch.nn.Linear(3, 1)
+    net.bias = torch.nn.Parameter(torch.zeros(2)[::2])  # one element, and a stride
     optimizer = local(net)
     net.register_parameter("late", torch.nn.Parameter(torch.zeros(2), requires_grad=False))
     train(net, optimizer, [torch.ones(3)] * 2)

@@ -46,7 +46,8 @@ def step(net: Any, optimizer: Any, m: int, t: int) -> None:
 
 
 KINDS: Dict[str, Callable[[Any], Any]] = {
-    "AdamW": lambda of: torch.optim.AdamW(of, lr=0.01), "NAdam": lambda of: torch.optim.NAdam(of, lr=0.01),
+    "AdamW": lambda of: torch.optim.AdamW(of, lr=0.01),
+    "NAdam": lambda of: torch.optim.NAdam(of, lr=0.01, betas=(np.float32(0.9), 0.999)),
     "Adagrad": lambda of: torch.optim.Adagrad(of, lr=0.05),  # it has a state when it is made
     "SGD with dampening": lambda of: torch.optim.SGD(of, lr=0.05, momentum=0.9, dampening=0.1),
     "Adam, amsgrad": lambda of: torch.optim.Adam(of, lr=0.01, amsgrad=True)}
@@ -108,6 +109,36 @@ def test_a_run_goes_on_from_a_state_dict_to_the_same_bits(name: str) -> None:
     assert first[0][1][0]["state"] and first[0][1][0]["store"]["worker"]["facts"]["iteration"] == 7
     for one, other in zip(whole, run(range(7, 11), [state for _, state in first])):
         np.testing.assert_array_equal(one[0], other[0])
+
+
+class Counting(torch.optim.SGD):
+    """What it knows is in its `state_dict`, and not in `state` alone."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.steps = state_dict["steps"]
+
+
+def test_an_optimizer_of_the_scripts_own_saves_and_loads_itself() -> None:
+    def steps(saved: Any = None) -> Any:
+        net = model()
+        given = Counting(net.parameters(), lr=0.1)
+        optimizer = Optimizer(given, net, create("diloco", Stage(1).worker(0), **OUTER))
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        step(net, optimizer, 0, 0)
+        return given.steps, optimizer.state_dict()
+
+    assert steps(steps()[1])[0] == 2
 
 
 def test_a_worker_saves_its_own_weights_also_where_the_model_holds_the_global_ones() -> None:
