@@ -111,7 +111,7 @@ def test_a_run_goes_on_from_a_state_dict_to_the_same_bits(name: str) -> None:
         np.testing.assert_array_equal(one[0], other[0])
 
 
-class Counting(torch.optim.SGD):
+class Counting(torch.optim.SGD):  # type: ignore[name-defined]  # torch is what importorskip gives
     """What it knows is in its `state_dict`, and not in `state` alone."""
 
     steps = 0
