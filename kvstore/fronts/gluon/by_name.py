@@ -171,9 +171,13 @@ def _init_trainer(mx: Any, ours: Create, init: Callable[..., None], trainer: Any
 
 def _init_kvstore(init: Callable[..., None], trainer: Any) -> None:
     """``Trainer._init_kvstore``, with the first step: by now a store may have been given another network."""
+    optimizer, theirs = trainer._optimizer, trainer._optimizer.param_dict
     if type(trainer._kvstore_params["kvstore"]).__module__.startswith("kvstore."):
-        trainer._optimizer.param_dict = dict(enumerate(trainer._params))  # a trainer made since may share the optimizer
-    init(trainer)
+        optimizer.param_dict = dict(enumerate(trainer._params))  # a trainer made since may share the optimizer
+    try:
+        init(trainer)
+    finally:
+        optimizer.param_dict = theirs
     _tell_alone(trainer, next((store for store in _made() if store.num_workers > 1 and not store._closed), None))
 
 

@@ -57,6 +57,11 @@ class Keyed:
         self.grads, self.weights = list(grads), list(weights)
         return True
 
+    @property
+    def row_sparse(self) -> bool:
+        """Whether its last gradients were."""
+        return bool(self._dense) and _same(self.grads, self._dense)
+
     def dense(self, grads: Sequence[NDArray]) -> List[NDArray]:
         """Row-sparse gradients, with all rows: always in the same arrays."""
         if [whole.context for whole in self._dense] != [grad.context for grad in grads]:

@@ -111,8 +111,8 @@ class LegacyStore(Store):
             if one in self._handed:
                 known = self._known(one)
                 arrays = [array for array in arrays if not any(array is mine for mine in known.weights)]
-                if arrays and known.own is None:  # a network has new ones: reset_ctx, a batch of another size
-                    self._use(one, known.grads, as_list(outs))
+                if arrays and known.own is None and known.row_sparse:  # whose pusher pulls into its weights at once
+                    self._use(one, known.grads, as_list(outs))  # new ones: reset_ctx, a batch of another size
                     arrays = []
             self._check_updated("pull", one, arrays)
             for array in arrays:

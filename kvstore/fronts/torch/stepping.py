@@ -5,6 +5,7 @@
                         exchanges what the parameters hold, and they hold the result when the call returns
 """
 import contextlib
+import json
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
@@ -26,7 +27,7 @@ class Stepping(Optimizer):
         self._share_state()
 
     def _own_step(self) -> Dict[str, Any]:
-        settings = [{name: str(value) for name, value in group.items()  # tensors and NumPy's floats may be in it
+        settings = [{name: json.dumps(value, default=float) for name, value in group.items()  # which may hold tensors
                      if name != "lr" and isinstance(value, (float, tuple))} for group in self.param_groups]
         return {"optimizer": type(self._given).__name__, "lr": self._rates_now(), "settings": settings}
 
@@ -108,7 +109,8 @@ class Stepping(Optimizer):
         return None
 
     def state_dict(self) -> Dict[str, Any]:
-        return {**super().state_dict(), **self._given.state_dict()}  # which may have more than PyTorch's
+        own = {name: part for name, part in self._given.state_dict().items() if name != "store"}
+        return {**super().state_dict(), **own}  # its own may have more than PyTorch's
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
         with self._given_steps():

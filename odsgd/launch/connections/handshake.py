@@ -138,5 +138,6 @@ def _proof(secret: str, text: str) -> str:
 
 
 def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
-    with connection.makefile("rb", buffering=0) as file:  # the bytes after the line are the channel's
+    """A line, read byte by byte, since the file has no buffer: the bytes after it are the channel's."""
+    with connection.makefile("rb", buffering=0) as file:
         return file.readline(most).decode("ascii", "replace").strip()

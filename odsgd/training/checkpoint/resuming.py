@@ -128,7 +128,7 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
         try:
             check(manifest)
         except ConfigError as error:
-            raise ConfigError("; ".join([str(error), *manifests.other_writer(manifest)])) from None
+            raise type(error)("; ".join([str(error), *manifests.other_writer(manifest)])) from None
         return manifest
     return None
 

@@ -247,6 +247,16 @@ def test_a_trainer_with_row_sparse_and_other_weights_on_two_devices_walks_mxnets
         np.testing.assert_allclose(ours, mxnets, rtol=1e-6)
 
 
+def test_weights_of_a_dense_gradient_are_not_pulled_before_all_keys_are_in() -> None:
+    store = kvstore.create("ssgd", Stage(1).worker(0))
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    weights = [mx.nd.ones(2), mx.nd.ones(2)]
+    store.broadcast([0, 1], weights, weights)
+    store.push(0, mx.nd.ones(2))
+    with pytest.raises(ProtocolError, match="pull of key 0 in the middle of iteration 1"):
+        store.pull(0, out=mx.nd.zeros(2))
+
+
 def test_barrier_rank_and_dead_nodes() -> None:
     def check(store: LegacyStore) -> Any:
         store._barrier()

@@ -500,7 +500,9 @@ def test_trainers_that_share_an_optimizer_have_each_their_own_network() -> None:
     kvstore.register()
     shared, store = mx.optimizer.SGD(learning_rate=0.5), kvstore.create("local")
     (net, _, step), (other, _, steps_too) = stepping(store, shared), stepping(kvstore.create("local"), shared)
-    assert (step(), steps_too(), steps_too()) == (3.5, 3.5, 3.0)
+    alone, _, steps_alone = stepping(None, shared)
+    alone.weight.lr_mult = 0.5
+    assert (step(), steps_too(), steps_too(), steps_alone()) == (3.5, 3.5, 3.0, 3.75)
     with store.global_weights():
         assert (net.weight.data().asscalar(), other.weight.data().asscalar()) == (3.5, 3.0)
     assert f"global/{net.weight.name}" in store.worker_state()[0]
