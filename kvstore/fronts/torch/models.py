@@ -62,7 +62,8 @@ def checksums(tensors: Mapping[str, torch.Tensor]) -> Dict[str, str]:
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    flat = held(tensor).detach().cpu().resolve_conj().clone(memory_format=torch.contiguous_format).reshape(-1)
+    whole = held(tensor).detach().cpu().resolve_conj().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,))  # PyTorch calls one element contiguous whatever its stride
     return np.asarray(flat.view(torch.uint8).numpy())
 
 

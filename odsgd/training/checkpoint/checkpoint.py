@@ -68,8 +68,7 @@ class UnfinishedCheckpoint:
         self.iteration = store.iteration
         self._folder = root / str(store.iteration)
         self._facts = {**facts, "schema": manifests.SCHEMA, "versions": manifests.versions(),
-                       "iteration": store.iteration,
-                       "left_out": store.session.left_out, "since": store.session.since,
+                       "iteration": store.iteration, "left_out": store.session.left_out, "since": store.session.since,
                        "num_workers": store.num_workers, "spare": list(spare), "parameters": manifests.describe(net)}
         self._leads = store.leads
         self._files: Dict[str, manifests.Digest] = {}
