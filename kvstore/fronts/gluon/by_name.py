@@ -105,9 +105,14 @@ def _is_ours(mx: Any, store: Any) -> bool:
         and (not _is_mxnets(store) or bool(environment.stand_in()))
 
 
+def _is_store(store: Any) -> bool:
+    """Whether this is one of our stores, and no name."""
+    return type(store).__module__.startswith("kvstore.")
+
+
 def _becomes_ours(mx: Any, store: Any) -> bool:
     """Whether this is one of our stores, or a name that makes one."""
-    return _is_ours(mx, store) or type(store).__module__.startswith("kvstore.")
+    return _is_ours(mx, store) or _is_store(store)
 
 
 def _is_mxnets(store: str) -> bool:
@@ -172,7 +177,7 @@ def _init_trainer(mx: Any, ours: Create, init: Callable[..., None], trainer: Any
 def _init_kvstore(init: Callable[..., None], trainer: Any) -> None:
     """``Trainer._init_kvstore``, with the first step: by now a store may have been given another network."""
     optimizer, theirs = trainer._optimizer, trainer._optimizer.param_dict
-    if type(trainer._kvstore_params["kvstore"]).__module__.startswith("kvstore."):
+    if _is_store(trainer._kvstore_params["kvstore"]):
         optimizer.param_dict = dict(enumerate(trainer._params))  # a trainer made since may share the optimizer
     try:
         init(trainer)
@@ -184,7 +189,7 @@ def _init_kvstore(init: Callable[..., None], trainer: Any) -> None:
 def _tell_alone(trainer: Any, beside: Any) -> None:
     """Warn once of a trainer with a store of MXNet's while `beside` has several workers; kvstore=None is no mistake."""
     asked = trainer._kvstore_params["kvstore"]
-    if None in (beside, asked) or type(asked).__module__.startswith("kvstore.") or hasattr(trainer, "_told_alone"):
+    if None in (beside, asked) or _is_store(asked) or hasattr(trainer, "_told_alone"):
         return
     trainer._told_alone = True
     beside._warn(f"a gluon.Trainer with the store `{getattr(asked, 'type', asked)}` trains a network of this worker's "
@@ -194,7 +199,7 @@ def _tell_alone(trainer: Any, beside: Any) -> None:
 
 def _create_sparse(original: Callable[..., Any], store: Any) -> Any:
     """``_create_sparse_kvstore``, which makes a Trainer's store where weights are row-sparse; ours is made already."""
-    return (store, True) if type(store).__module__.startswith("kvstore.") else original(store)
+    return (store, True) if _is_store(store) else original(store)
 
 
 def _made() -> Iterable[Any]:
