@@ -18,7 +18,8 @@ import pytest
 from odsgd.launch.hosts import kubernetes
 from tests.jobs import ROOT
 
-TOOLS = ("sh", "dirname", "cat", "cksum", "grep", "tail", "head", "mkdir", "rm", "ln", "cp", "sed", "cut", "df", "tr")
+TOOLS = ("sh", "dirname", "cat", "cksum", "grep", "tail", "head", "mkdir", "rm", "ln", "cp", "sed", "cut", "df", "tr",
+         "mktemp", "tee")
 
 # Answers like a Python as far as scripts/setup asks. Its environment: VERDICT (what the probe finds), PIP_STATUS and
 # PIP_SAYS (what pip install does), TORCH (the versions that pip finds), PYTEST_STATUS, RUFF_STATUS, MYPY_STATUS,
@@ -77,8 +78,7 @@ class Machine:
     def copies(self) -> None:
         """Give it what .ci/run copies the tracked files with."""
         self.add("git", "#!/bin/sh\nprintf 'setup.py\\0scripts/setup\\0scripts/test\\0'")
-        for tool in ("mktemp", "xargs"):
-            (self.bin / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool} here"))
+        (self.bin / "xargs").symlink_to(shutil.which("xargs") or pytest.skip("no xargs here"))
 
     @property
     def calls(self) -> List[str]:
@@ -279,7 +279,10 @@ def test_the_check_asks_every_tool_and_fails_if_one_complains(machine: Machine, 
 def test_ci_tests_as_a_newcomer_does_then_checks_and_tells_of_either(machine: Machine, wrong: Dict[str, str],
                                                                      status: int) -> None:
     machine.copies()
-    assert machine.run(".ci/run", TORCH="2.12.1+cpu", TMPDIR=str(machine.bin), **wrong).returncode == status
+    done = machine.run(".ci/run", TORCH="2.12.1+cpu", TMPDIR=str(machine.bin), **wrong)
+    assert done.returncode == status
+    assert (f"failed with status 3: {machine.root}/scripts/test --system" in done.stdout) == (status == 3)
+    assert (f"failed with status 1: {machine.root}/scripts/check" in done.stdout) == ("RUFF_STATUS" in wrong)
     tests, check, torch = map(machine.calls.index, (
         "-m pytest -n 4 --system", "-m ruff check .",
         "-m pytest -n 4 -k on_pytorch or (torch and (gluon or mxnet))"))

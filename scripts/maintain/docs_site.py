@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CONTENTS = "README.md"
 API = "reference/api.md"
-LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
-FENCE = re.compile(r"^(```|~~~).*?^\1\s*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)"
+                  r"|^(```|~~~).*?^\4\s*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)  # or code, which holds no links
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 NAMES: Dict[str, List[str]] = {
@@ -36,8 +36,8 @@ def on_config(config: Any) -> Any:
     parts = re.split(r"^## (.+)$", (DOCS / CONTENTS).read_text(encoding="utf-8"), flags=re.MULTILINE)
     config.nav = [{"Overview": CONTENTS}]
     for heading, text in zip(parts[1::2], parts[2::2]):
-        pages = [{title.replace("`", ""): _inside((DOCS / target).resolve())} for title, target, _ in LINK.findall(text)
-                 if target.endswith(".md")]
+        pages = [{title.replace("`", ""): _inside((DOCS / target).resolve())}
+                 for title, target, *_ in LINK.findall(text) if target.endswith(".md")]
         config.nav.append({heading: [*pages, *([{"Python": API}] if heading == "Reference" else [])]})
     return config
 
@@ -61,22 +61,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     folder = Path(source).parent
 
     def led(found: "re.Match[str]") -> str:
-        title, target, anchor = found.groups()
+        title, target, anchor, _ = found.groups()
         if not target or "://" in target or target.startswith("mailto:"):
             return found[0]
         there = os.path.relpath(_inside((folder / target).resolve()), os.path.dirname(page.file.src_uri) or ".")
         return f"[{title}]({there}{anchor or ''})"
 
-    return _outside_code(markdown, lambda text: LINK.sub(led, text))
-
-
-def _outside_code(markdown: str, change: Any) -> str:
-    """The text with all but its code changed."""
-    parts, at = [], 0
-    for code in FENCE.finditer(markdown):
-        parts += [change(markdown[at:code.start()]), code[0]]
-        at = code.end()
-    return "".join([*parts, change(markdown[at:])])
+    return LINK.sub(led, markdown)
 
 
 def _targets(source: Any) -> List[Path]:
@@ -84,13 +75,7 @@ def _targets(source: Any) -> List[Path]:
     if source is None:
         return []
     path = Path(source)
-    found: List[str] = []
-
-    def note(text: str) -> str:
-        found.extend(target for _, target, _ in LINK.findall(text))
-        return text
-
-    _outside_code(path.read_text(encoding="utf-8"), note)
+    found = [link[2] for link in LINK.finditer(path.read_text(encoding="utf-8"))]
     targets = [(path.parent / target).resolve() for target in found if target and "://" not in target]
     return [target for target in dict.fromkeys(targets) if target.is_dir() or DOCS not in target.parents]
 
@@ -112,16 +97,16 @@ def _shown(path: Path) -> str:
         return "\n".join([f"# {name}", "", *(f"- `{one.name}`" for one in sorted(path.iterdir()))])
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        return _outside_code(text, lambda part: LINK.sub(_led_from_root, part))
+        return LINK.sub(_led_from_root, text)
     return f"# {name}\n\n~~~~{LANGUAGES.get(path.suffix, 'text')}\n{text}\n~~~~\n"
 
 
 def _led_from_root(found: "re.Match[str]") -> str:
     """A link of a file at the top of the repository, on its page in files/; what has no page stays as text."""
-    title, target, anchor = found.groups()
-    path = ROOT / target
+    title, target, anchor, _ = found.groups()
     if not target or "://" in target:
         return found[0]
+    path = ROOT / target
     if DOCS in path.parents and path.is_file():
         return f"[{title}](../{_inside(path)}{anchor or ''})"
     return str(title)
