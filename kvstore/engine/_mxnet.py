@@ -4,12 +4,9 @@ Two things stand in the way of a plain ``import mxnet``:
 
 * a process whose DMLC_ROLE is ``server`` or ``scheduler`` never returns from it (MXNet enters its own
   server loop), so the variable is out of the environment while the import runs;
-* MXNet 1.9.1 uses ``numpy.bool``, which NumPy 1.24 removed (`_numpy` puts it back).
+* what it needs beforehand (`_before`).
 
 A server or a worker of `odsgd train` runs no script of a user's: there `lean` makes the import short.
-
-MXNet also joins up to 15 operators into one operation of its engine, so that the gradients of several layers appear
-together, and nothing overlaps. That is switched off for the backward pass.
 
 MXNet answers a crash with `exit`, which destroys its engine; while a thread waits for the engine, that never ends. So
 the signal gets its usual effect back, unless this is imported on another thread than the main one.
@@ -22,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvstore.engine import _numpy  # noqa: F401
+from kvstore.engine import _before  # noqa: F401
 from kvstore.errors import LacksError
 from kvstore.job import environment
 
 if np.__version__.partition(".")[0] != "1" and environment.has_mxnet():
     raise LacksError(f"MXNet 1.9.1 needs NumPy 1, and here is {np.__version__}: pip install 'numpy<2'")
-os.environ.setdefault("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD", "1")
 _role = os.environ.pop("DMLC_ROLE", None)
 try:
     import mxnet as mx

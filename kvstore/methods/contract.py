@@ -233,7 +233,7 @@ class Method:
 
     @classmethod
     def local_optimizer(cls, options: Any) -> Optional[Tuple[str, Dict[str, Any]]]:
-        """Name and settings of the optimizer of the worker's own steps. A setting that is None is the trainer's."""
+        """Name and settings of the optimizer of the worker's own steps. A `wd` that is None is the trainer's."""
         return None
 
     @classmethod

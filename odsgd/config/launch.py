@@ -199,7 +199,7 @@ class LaunchOptions(JobOptions, HostOptions):
     image: Optional[str] = _option(None, Kind("IMAGE", "text", as_text), "container image of the pods, with odsgd in "
                                    "it", launcher="kubernetes")
     name: Optional[str] = _option(None, LABEL, "name of the job", launcher="kubernetes",
-                                  otherwise="odsgd- and six letters")
+                                  otherwise="odsgd- and six hexadecimal digits")
     namespace: Optional[str] = _option(None, LABEL, "Kubernetes namespace", launcher="kubernetes",
                                        otherwise="kubectl's own")
     resources: Optional[Dict[str, str]] = _option(None, RESOURCES, "resources of each pod, e.g. "

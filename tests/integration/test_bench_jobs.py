@@ -70,10 +70,11 @@ def test_nothing_is_left_of_an_interrupted_benchmark(number: signal.Signals) -> 
         process.wait()
 
 
-def test_a_job_measures_links_and_messages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", ["ps-lite", "sockets"])
+def test_a_job_measures_links_and_messages(tmp_path: Path, wire: str) -> None:
     path = tmp_path / "cluster.yaml"
     launch(2, 1, [sys.executable, "-c", QUICK, "--dataset", "digits", "--kvstore", "ssgd", "--emulate-compute", "100ms",
-                  "--write", str(path)])
+                  "--write", str(path)], extra=["--wire", wire])
     cluster, values = read_cluster(str(path)), yaml.safe_load(path.read_text(encoding="utf-8"))
     assert cluster.workers == 2 and cluster.compute.iteration == pytest.approx(0.1)
     assert 1e7 < cluster.links.goodput < 1e12, "of this machine's loopback"

@@ -68,7 +68,7 @@ def _watch_saving(mx: Any) -> None:
 
 
 def install_when_imported(create: Create) -> None:
-    """`install` once MXNet is imported, with NumPy as it expects it; until then this costs nothing."""
+    """`install` once MXNet is imported, with all that must be so before; until then this costs nothing."""
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         spec = importlib.machinery.PathFinder.find_spec(name, path) if name == "mxnet" else None
         if spec is None or spec.loader is None:
@@ -76,7 +76,7 @@ def install_when_imported(create: Create) -> None:
         run = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
-            from kvstore.engine import _numpy  # noqa: F401
+            from kvstore.engine import _before  # noqa: F401
             run(module)
             install(module, create)
 

@@ -3,6 +3,8 @@
 PyTorch reads and writes a flat array through a tensor on the same memory, only on the script's thread. Before that the
 script waits for the engine: until nothing uses the flat array any more, or until it is written.
 """
+import contextlib
+import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -18,6 +20,22 @@ SAMPLED = 16
 """Elements of each parameter that are compared: PyTorch counts no version where `.data` is written."""
 FLOAT_NBYTES = 4
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+
+_waited_s = 0.0
+
+
+def waited_s() -> float:
+    """Seconds that this process has waited for weights. On any thread."""
+    return round(_waited_s, 3)
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Inside, the script has no weights to compute on."""
+    global _waited_s
+    began = time.monotonic()
+    yield
+    _waited_s += time.monotonic() - began
 
 
 def held(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,9 @@ from kvstore.errors import ConfigError, ProtocolError, shown
 from kvstore.fronts import choice, sums
 from kvstore.fronts.base import FrontEnd, Snapshot, warn_once
 from kvstore.fronts.torch import models
-from kvstore.fronts.torch.lanes import TensorLane, Trained, held
+from kvstore.fronts.torch.lanes import TensorLane, Trained, held, waited_s, waiting
 from kvstore.job import agreement, environment
+from kvstore.job.pulse import pulse
 from kvstore.messages import buckets as layout
 from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods import fit
@@ -281,7 +282,7 @@ class TorchStore(FrontEnd):
                     raise ProtocolError("the model is traced while its next weights are on their way, which the trace "
                                         "would keep for good; call optimizer.synchronize() first")
                 self._refuse(lane.written())
-                with self.session.deadline():
+                with self.session.deadline(), waiting():
                     lane.show(lane.due)
                 lane.due = None
 
@@ -347,7 +348,7 @@ class TorchStore(FrontEnd):
         step = self.session.next_step(0.0, None, counts)
         due = self.session.due()
         if due:
-            with self.session.deadline():
+            with self.session.deadline(), waiting():
                 self._exchange([lane for lane in self.lanes if lane.bucket.first.fragment in due], step)
         return True
 
@@ -377,6 +378,7 @@ class TorchStore(FrontEnd):
             if f"rest/{lane.bucket.first.name}" in arrays:
                 lane.rest = layout.join(lane.bucket, arrays, "rest/")
         super()._open(lanes)
+        pulse.more["waited_s"] = waited_s
         if environment.joined() and self.takes_weights:
             for lane in lanes:
                 lane.keep_rest(self.session.w_local[lane.bucket.id])
@@ -469,9 +471,7 @@ class TorchStore(FrontEnd):
         return f"worker {torch.distributed.get_rank() if torch.distributed.is_initialized() else self.rank}"
 
     def _buffers(self) -> Dict[str, torch.Tensor]:
-        """The model's buffers of floats, except float8, which has no mean. If a module has replaced a buffer by another
-        tensor, that counts, unless its shape differs.
-        """
+        """The model's buffers of floats (float8 has no mean), or what a module has put in place of one, as large."""
         now = self._now()
         return {name: now[name] if name in now and now[name].shape == tensor.shape else tensor
                 for name, tensor in self._tensors.items()

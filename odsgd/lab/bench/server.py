@@ -31,7 +31,7 @@ if __name__ == "__main__":
         threading.Thread(target=note_usage, daemon=True).start()
     del sys.path[0]  # this folder: its files are no modules for others
     if sys.argv[1] == "mxnet":
-        import kvstore.engine._numpy  # noqa: F401  or the import fails
+        import kvstore.engine._before  # noqa: F401  or the import fails
         importlib.import_module("mxnet")  # is its server loop
     else:
         runpy.run_module(sys.argv[1], run_name="__main__")

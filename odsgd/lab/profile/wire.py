@@ -13,9 +13,10 @@ import numpy as np
 
 import kvstore
 from kvstore.engine._mxnet import mx
+from kvstore.fronts import choice
 from kvstore.job import agreement
 from kvstore.messages.seam import Transport
-from kvstore.transports.pslite import ParameterServer
+from kvstore.transports.servers import ParameterServers
 from kvstore.weights.servers import courier
 from odsgd.lab.cluster import goodput
 from odsgd.lab.profile.processor import Price, price
@@ -38,14 +39,14 @@ class Exchanges(NamedTuple):
 def join(timeout_s: float) -> Transport:
     """This worker's place in the job: with its servers, if it has any, or else on a ring."""
     if int(os.environ.get("DMLC_NUM_SERVER") or 0):
-        return ParameterServer(timeout_s, synchronous=False)
+        return choice.connect(STORE, "server", timeout_s)
     from kvstore.transports.ring import MpiRing
     return MpiRing(timeout_s)
 
 
 def exchanges(transport: Transport) -> Optional[Exchanges]:
     """Collective: worker 0 exchanges, the others wait for it. None without servers."""
-    if not isinstance(transport, ParameterServer):
+    if not isinstance(transport, ParameterServers):
         return None
     measured = [(_exchange(transport, 1, floats), _exchange(transport, MANY, floats)) for floats in SIZES]
     alone = [one for (one, _), _ in measured]
@@ -55,7 +56,7 @@ def exchanges(transport: Transport) -> Optional[Exchanges]:
                      price(SIZES, [cpu / MANY for _, (_, cpu) in measured]))
 
 
-def _exchange(transport: ParameterServer, count: int, floats: int) -> Tuple[float, float]:
+def _exchange(transport: ParameterServers, count: int, floats: int) -> Tuple[float, float]:
     """Seconds in which `count` buckets are exchanged at once, and processor time of this process.
 
     The fastest round counts, since one that a busy machine holds up says nothing of links and servers.

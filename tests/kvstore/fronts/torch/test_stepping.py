@@ -2,6 +2,7 @@
 import copy
 import functools
 import itertools
+import time
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kvstore.engine import engine  # noqa: E402
 from kvstore.errors import ConfigError, ProtocolError  # noqa: E402
 from kvstore.fronts import base  # noqa: E402
 from kvstore.fronts.torch.optimizer import GradScaler, Optimizer  # noqa: E402
 from kvstore.fronts.torch.store import create  # noqa: E402
+from kvstore.job.pulse import pulse  # noqa: E402
 from kvstore.messages import finite  # noqa: E402
 from kvstore.methods import register_method  # noqa: E402
 from kvstore.methods.contract import Worker  # noqa: E402
@@ -563,3 +566,27 @@ def test_a_method_that_takes_weights_is_told_each_groups_rate_of_now() -> None:
     with methods.as_they_were():
         register_method(Proximal)
         assert Stage(1).run(train) == [[[0.75, 0.8125], [0.625, 0.7265625]]]
+
+
+@pytest.mark.parametrize("name", ["ssgd", "diloco"])
+def test_a_beat_tells_how_long_a_script_has_waited_for_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(transport: Any) -> None:
+        net = torch.nn.Linear(1, 1)
+        store = create(name, transport, **({"H": 1} if name == "diloco" else {}))
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=1.0), net, store)
+        session = store.session
+        iterate = session.iterate
+
+        def late(bucket: Any, *arguments: Any) -> None:
+            iterate(bucket, *arguments)
+            engine.push(lambda: time.sleep(0.2), [], [session.w_local[bucket.id]])
+
+        stepped(net, optimizer, 0.0)
+        monkeypatch.setattr(session, "iterate", late)
+        monkeypatch.setattr(session, "iterate_weights", lambda bucket, x, step: time.sleep(0.2) or x)
+        before = pulse.more["waited_s"]()
+        stepped(net, optimizer, 0.0)
+        net(torch.ones(1, 1))
+        assert pulse.more["waited_s"]() - before >= 0.2
+
+    Stage(1).run(train)
