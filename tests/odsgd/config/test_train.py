@@ -211,6 +211,7 @@ def test_mxnets_names_of_stores_become_ours(flags: str, kvstore: str, local: Opt
 @pytest.mark.parametrize("flags, said", [
     ("--kvstore ssgd --optimizer-local sgd", "optimizer_local has no meaning with kvstore `ssgd`; it goes with odsgd"),
     ("--kvstore dist_sync --lr-local 1", "lr_local has no meaning with kvstore `dist_sync` without optimizer_local"),
+    ("--kvstore dist_sync --optimizer-local sgd --T 4", "T has no meaning with kvstore `dist_sync`, which is odsgd; it"),
     ("--kvstore ssgd --warmup 5", "warmup has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
     ("--kvstore local --warmup 5", "warmup has no meaning with kvstore `local`"),
     ("--optimizer-local none --lr-local 1", "lr_local has no meaning with optimizer_local `none`"),
