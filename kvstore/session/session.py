@@ -430,7 +430,9 @@ class Session:
                 worker.wait()
 
     def deadline(self) -> Any:
-        return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s)
+        late = "another worker or a server" if self.transport.kind == "server" else "another worker"
+        return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s,
+                                     f"{late} is late, stopped or unreachable")
 
     def global_weights(self, bucket: Bucket) -> NDArray:
         """W of one bucket. All workers ask, with nothing in flight."""
