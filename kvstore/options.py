@@ -124,13 +124,14 @@ def real(at_least: float = -math.inf, above: float = -math.inf, at_most: float =
     return Kind("X", "a number" + (", " + " and ".join(bounds) if bounds else ""), convert)
 
 
-def integers(at_least: int, length: Optional[int] = None, expected: str = "whole numbers separated by commas") -> Kind:
+def integers(at_least: int, length: Optional[int] = None, expected: str = "") -> Kind:
     """Several whole numbers, each `at_least` or more."""
     def convert(value: Any) -> Tuple[int, ...]:
         numbers = tuple(_whole(part) for part in items(value))
         if length not in (None, len(numbers)) or not all(at_least <= number < LARGEST for number in numbers):
             raise ValueError
         return numbers
+    expected = expected or f"whole numbers, {at_least} or more, separated by commas"
     return Kind(",".join(["N"] * (length or 2)) + ("" if length else ",..."), expected, convert)
 
 

@@ -304,7 +304,7 @@ class FrontEnd:
             raise ConfigError(f"the saved state is of a `{shown(str(worker[1]['store']))}` store, this one is "
                               f"`{self.name}`")
         if server is not None:
-            saving.check_servers(server, "the servers' part of the saved state")
+            saving.check_servers(server)
         self._saved, self._saved_servers = worker, server
         meta = worker[1]
         self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0),
@@ -318,7 +318,7 @@ class FrontEnd:
         """
         self._check_not_begun("load_shared")
         if server is not None:
-            saving.check_servers(server, "the servers' part of the saved state")
+            saving.check_servers(server)
         self._saved_servers = None if server is None else saving.optimizer_alone(server)
         self.session.resume(iteration, left_out=left_out, since=since)
 

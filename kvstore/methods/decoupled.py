@@ -159,9 +159,10 @@ class Decoupled(DiLoCo):
         quorum, grace = self.options.quorum, self.options.grace
         if self.num_workers <= 2 or 2 * quorum >= self.num_workers or grace >= LONG_GRACE:
             return super().advice()
-        return (f"`decoupled` with a quorum of {quorum} and a grace of {grace} steps may diverge with "
-                f"{self.num_workers} workers: a push may be a round of its own, so that the weights move by lr_outer "
-                f"for each worker; give a quorum of half of the workers, or a grace of {LONG_GRACE} "
+        what = "a grace" if self.options.delay >= LONG_GRACE else "a delay and a grace"  # which the delay bounds
+        return (f"`decoupled` with a quorum of {quorum} and a grace of {grace} step{'s' * (grace != 1)} may "
+                f"diverge with {self.num_workers} workers: a push may be a round of its own, so that the weights move "
+                f"by lr_outer for each worker; give a quorum of half of the workers, or {what} of {LONG_GRACE} "
                 "(docs/results/weights.md)")
 
     def check_buckets(self, buckets: Collection[int]) -> None:

@@ -85,7 +85,7 @@ class SparseAggregation(Worker):
         """The factor by which the trainer's schedule has changed its rate so far."""
         if not self.lr_given:
             raise ConfigError("gamma_p of sasgd follows the learning rate's schedule by a factor, and that rate was 0 "
-                              "when the trainer was made; make the trainer with the rate that the schedule leads to")
+                              "when the optimizer was made; make it with the rate that the schedule leads to")
         return step.lr / self.lr_given
 
     def global_weights(self, step: Step) -> Array:

@@ -99,15 +99,17 @@ def check_worker(saved: Saved) -> None:
                           "another version of odsgd")
 
 
-def check_servers(saved: Saved, name: str) -> None:
-    """ConfigError unless this has the form of a `server_state`."""
+def check_servers(saved: Saved, file: str = "") -> None:
+    """ConfigError unless this has the form of a `server_state`. `file`: what `save_optimizer_states` has written."""
     names: Any = _meta(saved).get("arrays")
     facts = {label: one for label, one in _meta(saved).items() if label != "arrays"}
     if not (_by_bucket(facts, lambda one: isinstance(one, dict) and _is_progress(one.get("optimizer"))
                        and isinstance(one.get("rule", {}), (dict, type(None))))
             and len({"rule" in one for one in facts.values()}) == 1
             and _by_bucket(names, _are_names) and set(names) == set(facts)):
-        raise ConfigError(f"`{shown(name)}` holds no state of servers, as `save_optimizer_states` writes it")
+        raise ConfigError(f"`{shown(file)}` holds no state of servers, as `save_optimizer_states` writes it" if file
+                          else "the servers' part of the saved state is not as `server_state` makes it; it is damaged, "
+                          "or of another version of odsgd")
 
 
 def _meta(saved: Saved) -> Dict[str, Any]:
@@ -169,7 +171,7 @@ def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
     arrays, facts, names = saved[0], *_facts_and_names(saved)
     if not session.method.update_decays:  # its workers do, whatever saved this
         facts = {label: _without_decay(one) for label, one in facts.items()}
-    whose = "a trainer's optimizer" if session.outer is None else "an outer optimizer"
+    whose = "a global optimizer" if session.outer is None else "an outer optimizer"
     for label, one in facts.items():
         _check_fits(session.global_optimizer, one, names[label], whose)
     alike = {label: [one.get("rule"), names[label]] for label, one in facts.items()}

@@ -132,8 +132,8 @@ class Session:
         """ConfigError, before anything has started, if it cannot be the global one."""
         hint, name = self.method.plain_sgd, self.method.name
         if hint and (formula_of(optimizer) is None or type(optimizer).__name__ != "SGD" or optimizer.momentum):
-            raise ConfigError(f"store `{name}` takes SGD steps of its own: the trainer's optimizer must be `sgd` "
-                              f"without momentum or clip_gradient (momentum: {hint})")
+            raise ConfigError(f"store `{name}` takes SGD steps of its own: the optimizer must be `sgd` without "
+                              f"momentum or clip_gradient (momentum: {hint})")
         if not self.method.update_decays and optimizers.decays_apart(optimizer) and optimizer.wd:
             raise ConfigError(f"store `{name}` adds weight decay to gradients, and {type(optimizer).__name__} keeps it "
                               "apart from them; set weight decay to 0, or take another optimizer, as SGD or Adam")
@@ -430,7 +430,9 @@ class Session:
                 worker.wait()
 
     def deadline(self) -> Any:
-        return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s)
+        late = "another worker or a server" if self.transport.kind == "server" else "another worker"
+        return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s,
+                                     f"{late} is late, stopped or unreachable")
 
     def global_weights(self, bucket: Bucket) -> NDArray:
         """W of one bucket. All workers ask, with nothing in flight."""

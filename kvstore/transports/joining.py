@@ -161,6 +161,7 @@ def _counts() -> Tuple[int, int]:
     if missing:
         raise ConfigError("this store needs a job of several processes and this is one alone "
                           f"({missing[0]} is not set); start the script with `odsgd launch -n 2 -s 1 python script.py` "
-                          "(with PyTorch also by torchrun), or make the store `local` in one process")
+                          "(with PyTorch, and a store that can do without servers, also by torchrun), or make the "
+                          "store `local` in one process")
     os.environ.setdefault("DMLC_ROLE", "worker")
     return int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])

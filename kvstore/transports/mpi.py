@@ -105,8 +105,8 @@ def check_job() -> None:
                           "worker; leave it out")
     servers = os.environ.get("DMLC_NUM_SERVER", "0")
     if environment.launched() and servers != "0" and "PMI_RANK" not in os.environ:
-        raise ConfigError(f"this store sends from worker to worker and the job has {servers} servers; launch it with "
-                          "`-s 0`")
+        raise ConfigError(f"this store sends from worker to worker and the job has {servers} "
+                          f"server{'s' * (servers != '1')}; launch it with `-s 0`")
 
 
 def _check_way() -> None:

@@ -293,9 +293,10 @@ class TrainConfig(TrainOptions):
                               f"momentum out (momentum: {self.method.plain_sgd})")
         local_optimizers.check_momentum("momentum", self.momentum, self.optimizer)
 
-    @staticmethod
-    def _no_meaning(key: str, takers: Sequence[str], asked: str) -> ConfigError:
-        hint = " without optimizer_local, which is ssgd" if MXNETS.get(asked) == "ssgd" else ""
+    def _no_meaning(self, key: str, takers: Sequence[str], asked: str) -> ConfigError:
+        known = MXNETS.get(asked)
+        hint = " without optimizer_local, which is ssgd" if known == self.kvstore == "ssgd" else (
+            f", which is {self.kvstore}" if known else "")
         return ConfigError(f"{key} has no meaning with kvstore `{asked}`{hint}; it goes with {' or '.join(takers)}")
 
     def _check_optimizer_params(self) -> None:

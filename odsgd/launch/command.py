@@ -108,7 +108,8 @@ def why_closed(job: plan.Job, training: "Union[TrainConfig, StandIn, None]" = No
     if job.secure:
         return "--secure opens tunnels only for the processes that begin with the job"
     if not plan.on_sockets(job):
-        return "its workers meet by ps-lite or MPI, which take nobody in later; launch it with --wire sockets"
+        servers = "" if job.num_servers else "servers and "
+        return f"its workers meet by ps-lite or MPI, which take nobody in later; launch it with {servers}--wire sockets"
     if job.on_worker_loss != "continue":
         return "it ends with the first worker lost; launch it with --on-worker-loss continue"
     if training is not None and not training.admits:
@@ -202,9 +203,12 @@ def _num_servers(asked: Optional[str], num_workers: int, training: "Union[TrainC
     needed = training is None or training.needs_servers
     count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)
     if training and needed != (count > 0):
+        kinds = training.method.transports
+        on = f" on transport `{training.transport or kinds[0]}`" if len(kinds) > 1 else ""
+        other = next((f", or choose transport `{kind}`" for kind in kinds if (kind == "server") != needed), "")
         why = "cannot do without servers" if needed else "has no use for servers"
-        raise ConfigError(f"-s {asked}: the workers' command trains with kvstore `{training.kvstore}`, which {why}; "
-                          "leave -s out")
+        raise ConfigError(f"-s {asked}: the workers' command trains with kvstore `{training.kvstore}`{on}, which "
+                          f"{why}; leave -s out{other}")
     return count
 
 

@@ -252,9 +252,9 @@ class Supervisor:
         if self.judge.any_worker_joined or self.mpi_asked or self._met_by_mxnet():
             return verdict
         served = f", so `{job.store}` was not used" if job.store else ""
-        text = (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; one of MXNet's with "
-                "--store, in a Python that is not started with -E or -I). If the workers exchange nothing, or by "
-                f"other means, say --store {NO_STORE}")
+        text = (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; PyTorch: od.create; "
+                "one of MXNet's with --store, in a Python that is not started with -E or -I). If the workers exchange "
+                f"nothing, or by other means, say --store {NO_STORE}")
         return dataclasses.replace(verdict, exit_code=verdict.exit_code or EXIT_FAILURE,
                                    message="\n".join(filter(None, [verdict.message, text])))
 

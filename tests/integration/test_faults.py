@@ -71,7 +71,7 @@ def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str, codec: st
     ("unsigned", "server 0", "ProtocolError: an unsigned command reached this server and was not executed"),
     ("exit", "worker 1", "exit code 9"),
     ("interrupt", "worker 1", "interrupted"),
-    ("twice", "worker 1", "parameter first was handed in twice in iteration 6"),
+    ("twice", "worker 1", "parameter first was handed in twice in iteration 7"),
 ])
 def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str) -> None:
     with start(fault) as launch:

@@ -184,9 +184,9 @@ def test_workers_of_whom_none_makes_a_store_are_told_of_and_have_failed(options:
     with Launch("-n", 2, *options, sys.executable, "-c", "print('alone')") as launch:
         assert launch.wait() == 70
     assert sorted(launch.output) == ["worker 0 | alone", "worker 1 | alone"]
-    assert launch.said == (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; one of "
-                           "MXNet's with --store, in a Python that is not started with -E or -I). If the workers "
-                           "exchange nothing, or by other means, say --store none")
+    assert launch.said == (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; PyTorch: "
+                           "od.create; one of MXNet's with --store, in a Python that is not started with -E or -I). If "
+                           "the workers exchange nothing, or by other means, say --store none")
 
 
 @pytest.mark.parametrize("options", [["-n", 2, "--store", "none"], ["-n", 1, "-s", 0]])

@@ -195,7 +195,7 @@ def test_a_program_between_that_closes_descriptors_is_told() -> None:
 
 
 @pytest.mark.parametrize("options, complaint", [
-    (["-s", 1], "this store sends from worker to worker and the job has 1 servers; launch it with `-s 0`"),
+    (["-s", 1], "this store sends from worker to worker and the job has 1 server; launch it with `-s 0`"),
     (["-s", 0, "--on-worker-loss", "continue"], "--on-worker-loss continue is for asynchronous stores"),
 ])
 def test_a_script_whose_store_does_not_go_with_the_job_says_so(options: List[Union[str, int]], complaint: str) -> None:

@@ -141,7 +141,7 @@ def _create(mx: Any, ours: Create, original: Create, name: Any = "local", **opti
     if idle is not None and isinstance(name, str) and "dist" in name.lower() \
             and name.lower() not in mx.kvstore.KVStoreBase.kv_registry:
         raise ConfigError(f"`{name}` is MXNet's own store, whose workers would wait for servers that this job does not "
-                          f"have: it has an `{idle.name}` store; give the trainer kvstore=store")
+                          f"have: it has the store `{idle.name}`; give the trainer kvstore=store")
     return original(name, **options)
 
 

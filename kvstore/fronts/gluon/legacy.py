@@ -217,10 +217,11 @@ class LegacyStore(Store):
     def _check_updated(self, call: str, key: Any, outs: List[NDArray]) -> None:
         """ProtocolError if `outs` would get weights that lack a gradient which the caller has handed in."""
         if key in self._handed and outs:
+            left = len(self._lanes_of) - len(self._handed)
+            others = "1 other key has" if left == 1 else f"{left} other keys have"
             raise ProtocolError(f"{call} of key {key} in the middle of iteration {self.iteration + 1}: its gradient "
-                                f"was pushed, and {len(self._lanes_of) - len(self._handed)} other keys have none yet; "
-                                "all are updated together, so push all before you pull, or call pushpull with `out` "
-                                "(docs/how-to/mxnet-kvstore.md)")
+                                f"was pushed, and {others} none yet; all are updated together, so push all before "
+                                "you pull, or call pushpull with `out` (docs/how-to/mxnet-kvstore.md)")
 
 
 def _states(fname: str) -> Saved:

@@ -347,9 +347,9 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         if had != now:
             what = next(name for name in now if had.get(name) != now[name])
             raise ConfigError(f"iteration {self.iteration + 1} has not taken place: the optimizer's settings have "
-                              f"changed, {what} from {had.get(what)} to {now[what]}. Servers keep those of the first "
-                              "step: give a new optimizer to store.set_optimizer, or, for multipliers of parameters, "
-                              "make a new store and a new trainer")
+                              f"changed, {what} from {had.get(what)} to {now[what]}. The store keeps those of the "
+                              "first step: give a new optimizer to store.set_optimizer, or, for multipliers of "
+                              "parameters, make a new store and a new trainer")
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
         if self.session.optimizer is None or not self._keyed:
@@ -455,9 +455,10 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
             return ConfigError(f"iteration {self.iteration + 1} has not taken place: {frozen[0]} had a gradient in the "
                                "first step and has none now (grad_req `null`); after you freeze parameters, load what "
                                "you save inside `with store.global_weights():`, and make a new store and a new trainer")
-        return ProtocolError(f"parameter {name} was handed in twice in iteration {self.iteration}, while "
-                             f"{len(missing)} others are still missing; every parameter takes part in every step "
-                             "(after one that an error has broken off, make a new store and a new trainer)")
+        if not missing:
+            return ProtocolError(f"iteration {self.iteration} was broken off by an error; make a new store and trainer")
+        return ProtocolError(f"parameter {name} was handed in twice in iteration {self.iteration + 1}, with others "
+                             f"still missing ({len(missing)}); every parameter takes part in every step")
 
     @property
     def under_way(self) -> bool:

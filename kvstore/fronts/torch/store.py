@@ -63,8 +63,8 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
         transport = next((one for one in gloo.TRANSPORTS if one in method.transports), None)
         if transport is None:
             able = ", ".join(one for one, other in methods.METHODS.items() if {*gloo.TRANSPORTS} & {*other.transports})
-            raise ConfigError(f"store {name} needs servers, and torchrun has none; expected one of {able}, or a job "
-                              "of `odsgd launch`")
+            raise ConfigError(f"store {name} needs servers, and a process group has none; expected one of {able}, or "
+                              "a job of `odsgd launch` (without `group`)")
     kind = fit.transport_of(method, transport)
     if kind in gloo.TRANSPORTS and (outside or gloo.instead_of_mpi()):
         return gloo.TRANSPORTS[kind](timeout_s, group)

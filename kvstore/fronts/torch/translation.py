@@ -100,8 +100,8 @@ def check_fixed(began: List[Any], groups: List[Group], where: str) -> None:
     if theirs == began:
         return
     if len(theirs) != len(began):
-        raise ConfigError(f"the optimizer had {len(began)} parameter groups when od.Optimizer was made, and has "
-                          f"{len(theirs)} {where}; make a new store and a new optimizer")
+        raise ConfigError(f"the optimizer had {len(began)} parameter group{'s' * (len(began) != 1)} when od.Optimizer "
+                          f"was made, and has {len(theirs)} {where}; make a new store and a new optimizer")
     for was, now in zip(began, theirs):
         for name in sorted({*was, *now}):
             if was.get(name) != now.get(name):

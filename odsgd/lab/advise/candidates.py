@@ -57,7 +57,8 @@ def coded_alike(system: System) -> Optional[System]:
     transport = system.options.get("transport", OURS[system.name].transports[0])
     if "codec" in system.options or not _has_codecs(system.name, transport):
         return None
-    return _system(system.name, {**system.options, **_coded("float16", transport)}, system.servers)
+    said = {key: value for key, value in system.options.items() if (key, value) != ("warmup", 0)}  # `parse` adds that
+    return _system(system.name, {**said, **_coded("float16", transport)}, system.servers)
 
 
 class Change(NamedTuple):

@@ -117,7 +117,7 @@ def _ways(advice: Advice, worth: bool) -> List[str]:
     """What to change first."""
     ways = []
     if advice.coded is not None:
-        ways.append(f"send fewer bytes ({advice.coded.system.name} with --codec float16: "
+        ways.append(f"send fewer bytes ({advice.coded.system.label}: "
                     f"{_times_alone(advice, advice.coded):.2f} times one worker alone, if encoding took no time)")
     elif worth and advice.changes and advice.changes[0].gain > NOTHING:
         ways.append(f"{advice.changes[0]}")

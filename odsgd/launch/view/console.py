@@ -88,7 +88,7 @@ class Console:
     @_harmless()
     def line(self, process: str, text: str, stream: str) -> None:
         """Print a line of a process; one that begins with its name, for want of a launcher, has that once."""
-        text = text[len(process) + 2:] if text.startswith(f"{process}: ") else text
+        text = text[len(process) + 2:] if text.startswith((f"{process}: ", f"{process}, ")) else text
         if process == BAR_OF and self.drawn:
             self._drop_bar()
         if not self._tracebacks.repeated(process, text):

@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
         released = isinstance(schema, int) and schema > SCHEMA
         raise ConfigError(f"`{path}` was written by {writer}, in schema {shown(schema)}; odsgd {__version__} reads "
                           f"schema {SCHEMA}. " + (f"Resume it with {writer}, or begin" if released else "Begin")
-                          + " a new run with another --out")
+                          + " a new run in another folder")
     wrong = [name for name, fits in MANIFEST_HAS.items() if not fits(manifest.get(name))]
     if wrong or folder.name != str(manifest["iteration"]):
         raise DamagedError(f"`{path}`: `{(wrong or ['iteration'])[0]}` is not what a manifest has there; "
@@ -184,7 +184,7 @@ def check_facts(manifest: Dict[str, Any], now: Mapping[str, Any], mismatches: Li
                           for name, value in now.items() if manifest.get(name) != value]
     if lines:
         raise ConfigError(f"checkpoint {manifest['iteration']} is of a run with other settings: {_few(lines)}. Resume "
-                          "with the same, or begin a new run with another --out")
+                          "with the same, or begin a new run in another folder")
 
 
 def _shape(entry: Optional[Dict[str, Any]]) -> str:

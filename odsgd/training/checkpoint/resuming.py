@@ -45,8 +45,8 @@ def check_saved(root: Path, there: Sequence[int], second: Optional[CheckpointMir
     if found and second is not None:
         return [f"the job has saved checkpoint {expected}, and {here}"]
     raise ConfigError(f"the job has saved checkpoint {expected}, and {here}, where worker 0 runs now; copy its folder "
-                      "there and go on with --resume, and have the checkpoints where every host finds them (a shared "
-                      "folder, or --checkpoint-to)")
+                      "there and start again (odsgd train: with --resume), and have the checkpoints where every host "
+                      "finds them: a shared folder, or a second place (--checkpoint-to, `to` of keep)")
 
 
 def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],

@@ -165,7 +165,7 @@ def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum(aga
 def test_a_state_of_the_optimizer_with_other_settings_is_refused(settings: Dict[str, Any], said: str) -> None:
     """Servers would go on with those of the state, the trainer and local steps with theirs."""
     before = states_after(1, "ssgd", momentum=0.5)[0]
-    with pytest.raises(ConfigError, match=f"^the saved state is of a trainer's optimizer with {said}; make it as it"):
+    with pytest.raises(ConfigError, match=f"^the saved state is of a global optimizer with {said}; make it as it"):
         states_after(1, "ssgd", states=before, shared=True, **settings)
 
 

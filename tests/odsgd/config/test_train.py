@@ -127,7 +127,7 @@ def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     ("--optimizer-params beta2=0.9x", "optimizer_params: beta2: expected a number, true or false, got `0.9x`"),
     ("--optimizer-params clip_gradient=abc", "optimizer_params: clip_gradient: expected a number, true or false"),
     ("--optimizer adam --optimizer-params beta1=abc", "optimizer_params: beta1: expected a number, true or false"),
-    ("--lr-step-epochs 80;120", "--lr-step-epochs: expected whole numbers separated by commas, got `80;120`"),
+    ("--lr-step-epochs 80;120", "--lr-step-epochs: expected whole numbers, 1 or more, separated by commas, got"),
     ("--model resnet18_v3", "--model: unknown model `resnet18_v3`; did you mean `resnet18_v2`"),
     ("--dataset digit", "--dataset: unknown data set `digit`; did you mean `digits`?"),
     ("--optimizer sdg", "--optimizer: unknown optimizer `sdg`; did you mean `sgd`?"),
@@ -139,7 +139,7 @@ def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     ("--method-file ./mine", "method `./mine`: expected FILE.py, FILE.py:CLASS or MODULE:CLASS"),
     *((f"--{name}=", f"--{name}: expected {kind}, got nothing; is a variable empty?") for name, kind in [
         ("config", "a path"), ("out", "a path"), ("trace", "a path"),
-        ("checkpoint-to", "text"), ("method-file", "text"), ("gpus", "whole numbers separated by commas"),
+        ("checkpoint-to", "text"), ("method-file", "text"), ("gpus", "whole numbers, 0 or more, separated by commas"),
         ("optimizer-params", "keywords as key=value,key=value")]),
     ("--num-server 2", "unknown option `--num-server`; did you mean `--num-servers`, an option of `odsgd launch`?"),
     ("--hostfile hosts", "unknown option `--hostfile`: it is an option of `odsgd launch`."),
@@ -211,6 +211,7 @@ def test_mxnets_names_of_stores_become_ours(flags: str, kvstore: str, local: Opt
 @pytest.mark.parametrize("flags, said", [
     ("--kvstore ssgd --optimizer-local sgd", "optimizer_local has no meaning with kvstore `ssgd`; it goes with odsgd"),
     ("--kvstore dist_sync --lr-local 1", "lr_local has no meaning with kvstore `dist_sync` without optimizer_local"),
+    ("--kvstore dist_sync --optimizer-local sgd --T 4", "T has no meaning with kvstore `dist_sync`, which is odsgd;"),
     ("--kvstore ssgd --warmup 5", "warmup has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
     ("--kvstore local --warmup 5", "warmup has no meaning with kvstore `local`"),
     ("--optimizer-local none --lr-local 1", "lr_local has no meaning with optimizer_local `none`"),

@@ -257,7 +257,7 @@ def test_the_fastest_comes_first_and_the_table_is_as_long_as_asked_for(profile: 
 def test_it_is_said_whether_more_than_one_worker_is_worth_it_and_what_od_sgd_gains(profile: str) -> None:
     slow = advice(profile, "--stores", "ssgd,odsgd", "--servers", "auto", "--rate", "100Mbit/s")
     assert report.sentences(slow)[0].startswith("Not worth it as it is: 4 workers are slower than one alone")
-    assert "with --codec float16: " in report.sentences(slow)[2]
+    assert "send fewer bytes (odsgd:transport=ring:codec=float16: " in report.sentences(slow)[2]
     fast = advice(profile, "--stores", "ssgd,odsgd", "--servers", "auto", "--rate", "10gbit", "--compute", "100ms")
     assert "times one worker alone" in report.sentences(fast)[0] and " ms less, " in report.sentences(fast)[1]
 

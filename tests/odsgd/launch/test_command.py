@@ -148,6 +148,7 @@ TRAIN = (sys.executable, "-m", "odsgd", "train", "--kvstore")
 @pytest.mark.parametrize("more, why", [
     (["--wire", "sockets", *TRAIN, "decoupled"], "launch it with --on-worker-loss continue"),
     (["--wire", "ps-lite", "--on-worker-loss", "continue", *TRAIN, "decoupled"], "launch it with --wire sockets"),
+    (["--wire", "sockets", *TRAIN, "pipesgd"], "launch it with servers and --wire sockets"),
     (["--wire", "sockets", "--on-worker-loss", "continue", *TRAIN, "asgd"], "kvstore `asgd` with its options needs"),
     (["--wire", "sockets", "--on-worker-loss", "continue", *TRAIN, "decoupled", "--replay", "a"], "the same workers"),
     *((["--wire", "sockets", "--on-worker-loss", "continue", *TRAIN, store, "--codec-weights", "float16"],
@@ -175,14 +176,16 @@ def test_the_store_of_a_training_says_whether_there_are_servers(store: str, serv
     assert command.parse(["-n", "2", *TRAIN, store]).num_servers == servers
 
 
-@pytest.mark.parametrize("asked, store, why", [("2", "local", "has no use for servers"),
-                                               ("auto", "local", "has no use for servers"),
-                                               ("0", "odsgd", "cannot do without servers")])
-def test_servers_that_do_not_go_with_the_store_are_told(asked: str, store: str, why: str) -> None:
+@pytest.mark.parametrize("asked, store, why, or_", [
+    ("2", "local", ", which has no use for servers", ""), ("auto", "pipesgd", ", which has no use for servers", ""),
+    ("0", "asgd", ", which cannot do without servers", ""),
+    ("0", "odsgd", " on transport `server`, which cannot do without servers", ", or choose transport `ring`"),
+    ("0", "ssgd", " on transport `server`, which cannot do without servers", ", or choose transport `sharded`")])
+def test_servers_that_do_not_go_with_the_store_are_told(asked: str, store: str, why: str, or_: str) -> None:
     with pytest.raises(ConfigError) as error:
         command.parse(["-n", "2", "-s", asked, *TRAIN, store])
     assert str(error.value) == (
-        f"-s {asked}: the workers' command trains with kvstore `{store}`, which {why}; leave -s out")
+        f"-s {asked}: the workers' command trains with kvstore `{store}`{why}; leave -s out{or_}")
 
 
 def test_a_store_that_cannot_be_known_here_is_left_to_the_user(hosts: str) -> None:

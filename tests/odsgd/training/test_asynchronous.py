@@ -284,14 +284,21 @@ def test_each_remedy_named_would_do() -> None:
         "Lower lr to 0.125, or take --kvstore softsync with its modulation")
     assert only_line(2, kvstore="asgd", lr=0.8, momentum=0.5).endswith("Lower lr to 0.25")
     assert only_line(4, kvstore="eamsgd", lr=0.4).endswith("Lower lr to 0.1, or set delta to 0")
+    assert only_line(4, kvstore="asgd", lr=0.01, lr_warmup=2, lr_warmup_from=1.0).endswith(
+        "Lower lr_warmup_from to 0.25")
     assert warnings_about(TrainConfig(kvstore="asgd", lr=0.125), 8) == []
 
 
 def test_asynchrony_adds_momentum_to_that_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     options: Dict[str, Any] = dict(kvstore="asgd", lr=0.001, momentum=0.9)
     assert warnings_about(TrainConfig(**options), 8) == []
-    assert only_line(16, **options).startswith(
-        "total momentum 0.9938: 0.9 of its own, the rest from 16 gradients in flight; above 0.99 asynchronous training")
+    assert only_line(16, **options) == (
+        "total momentum 0.9938: 0.9 of its own, the rest from 16 gradients in flight; above 0.99 asynchronous training "
+        "is known to swing or diverge. Set momentum to 0, or take fewer workers (softsync: a smaller n)")
+    assert only_line(128, **{**options, "lr": 1e-4}).endswith("or diverge. Take fewer workers (softsync: a smaller n)")
+    assert only_line(4, kvstore="eamsgd", lr=0.001, delta=0.995).endswith(
+        "total momentum 0.995: 0.995 of its own; above 0.99 asynchronous training is known to swing or diverge. Set "
+        "delta to 0")
     monkeypatch.setattr(stability, "MOST_MOMENTUM", 0.0)
     assert only_line(8, **options).startswith("total momentum 0.9875: ")
 

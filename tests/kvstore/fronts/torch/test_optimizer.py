@@ -445,7 +445,7 @@ def test_the_optimizer_that_was_given_is_not_for_the_script() -> None:
                 call()
             train(net, optimizer, [x])
     given.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    with pytest.raises(ConfigError, match=r"had 1 parameter groups when od\.Optimizer was made, and has 2 now"):
+    with pytest.raises(ConfigError, match=r"had 1 parameter group when od\.Optimizer was made, and has 2 now"):
         optimizer.step()
     optimizer.store.close()
     given.step()

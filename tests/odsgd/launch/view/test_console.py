@@ -35,8 +35,9 @@ def test_without_a_terminal_there_are_neither_colours_nor_bars() -> None:
     console.line("worker 0", "hello", "stdout")
     console.progress("worker 0", " 10%")
     console.line("server 0", "server 0: oops", "stderr")  # as it says where nobody puts its name in front
+    console.line("worker 0", "worker 0, iteration 3: oops", "stdout")
     console.say("the end\n  and why")
-    assert out.getvalue() == "worker 0 | hello\n"
+    assert out.getvalue() == "worker 0 | hello\nworker 0 | iteration 3: oops\n"
     assert err.getvalue() == "server 0 | oops\nodsgd launch: the end\n  and why\n"
 
 

@@ -229,8 +229,8 @@ def test_a_manifest_with_something_else_in_it_is_one_line(tmp_path: Path, traine
 
 
 @pytest.mark.parametrize("schema, writer, remedy", [
-    (99, "0.9.1", "Resume it with odsgd 0.9.1, or begin a new run with another --out"),
-    (3, "0.3.0", "reads schema 4. Begin a new run with another --out")])  # 0.3.0 was never released
+    (99, "0.9.1", "Resume it with odsgd 0.9.1, or begin a new run in another folder"),
+    (3, "0.3.0", "reads schema 4. Begin a new run in another folder")])  # 0.3.0 was never released
 def test_a_checkpoint_of_another_version_is_refused_with_a_remedy_that_exists(tmp_path: Path, schema: int, writer: str,
                                                                               remedy: str) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"schema": schema, "versions": {"odsgd": writer}}))
