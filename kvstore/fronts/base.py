@@ -84,7 +84,7 @@ class FrontEnd:
 
     @property
     def iteration(self) -> int:
-        """Iterations done, including the ones that a loss scale has left out."""
+        """Iterations done; with Gluon, including the ones that a loss scale has left out."""
         return self.session.iteration
 
     @property

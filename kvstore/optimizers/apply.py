@@ -116,7 +116,7 @@ class QueuedOptimizer(Applied):
     skips: Optional[Callable[[np.ndarray], bool]] = None
     """Whether to leave out the step along this gradient, which then does not count; formulas in NumPy only."""
     reporting_skips: Callable[[], Callable[[np.ndarray], bool]]
-    """Makes a `skips` that prints which iteration left out a step; set if `skips` is."""
+    """Makes a `skips` that prints which iteration left out a step; a local step has it beside `skips`."""
     _written: Optional[NDArray] = None
 
     def __call__(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float = 1.0,

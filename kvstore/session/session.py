@@ -433,7 +433,7 @@ class Session:
         return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s)
 
     def global_weights(self, bucket: Bucket) -> NDArray:
-        """W of one bucket. All workers ask, with nothing in flight."""
+        """W of one bucket (`Worker.global_weights`)."""
         return self.workers[bucket.id].global_weights(self.step)
 
     def memory(self) -> Dict[str, int]:
