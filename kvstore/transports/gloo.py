@@ -277,7 +277,7 @@ class _Group:
         return np.asarray(total.numpy())
 
     def _leave(self) -> None:
-        engine.wait_at_end()
+        engine.wait_all()
         if self.open:  # the others' sums would fail if this worker went
             self._last = torch.from_numpy(np.zeros(1, np.float32))
             with deadlines.waiting_for("the end of the job", self.timeout_s, LATE), contextlib.suppress(RuntimeError):

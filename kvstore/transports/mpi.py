@@ -60,7 +60,7 @@ class World:
             comm.Set_errhandler(self.mpi.ERRORS_RETURN)  # as mpi4py does; MPI_Testsome's errors are of no communicator
 
     def close(self) -> None:
-        engine.wait_at_end()  # rounds in flight; their own deadline holds
+        engine.wait_all()  # rounds in flight; their own deadline holds
         if self._collective_end and not self.mpi.Is_finalized():
             with deadlines.within(self.timeout_s, f"the other workers did not leave within {self.timeout_s:g} s; "
                                   "under a plain mpiexec all leave together"):

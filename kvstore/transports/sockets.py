@@ -68,7 +68,7 @@ class SocketsJoined(Joined):
         return lambda: answer().view(np.float32)
 
     def close(self) -> None:
-        engine.wait_at_end()
+        engine.wait_all()
         self.command("leave", {}, self.timeout_s)
         report("done", at=pulse.at)
 
