@@ -129,8 +129,10 @@ class QueuedOptimizer(Applied):
         else:  # MXNet's operators work in place
             if out is not w:
                 self.copy(w, out)
-            scales = type(self.optimizer).__name__ == "AdaDelta" and gradient_weight != 1  # and `grad` in place
-            self._by_mxnet(out, grad.copy() if scales else grad, lr, gradient_weight)
+            # One of a script's own may write to `grad`, which is still to be sent or read; AdaDelta scales it.
+            writes = not described.known(self.optimizer) or (
+                type(self.optimizer).__name__ == "AdaDelta" and gradient_weight != 1)
+            self._by_mxnet(out, grad.copy() if writes else grad, lr, gradient_weight)
         return out
 
     def facts(self) -> Dict[str, Any]:
