@@ -90,6 +90,12 @@ def wait_all() -> None:
         _mxnet_engine().mx.nd.waitall()
 
 
+def wait_at_end() -> None:
+    """`wait_all` for what runs at exit: this process dies of an error that nobody has waited for."""
+    on_numpy.wait_at_end()
+    wait_all()
+
+
 ALONE = next(sys.getrefcount(array) for _, (array, _) in [(0, (object(), 0))])
 """References to an array that only a `CachedById` has, counted as `put` counts them."""
 

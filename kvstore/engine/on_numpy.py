@@ -181,10 +181,11 @@ os.register_at_fork(after_in_child=lambda: _Engine.__init__(_engine))
 
 
 @atexit.register  # registered early, so that it runs late
-def _at_exit() -> None:
+def wait_at_end() -> None:
+    """`wait_all` as this process ends, which dies of an error that nobody has waited for."""
     try:
         wait_all()
-    except BaseException:  # nobody has waited for it
+    except BaseException:  # atexit would print it, and let the process end well
         ending.die(traceback.format_exc(), EXIT_FAILURE)
 
 

@@ -84,7 +84,7 @@ class FrontEnd:
 
     @property
     def iteration(self) -> int:
-        """Iterations done, including the ones that a loss scale has left out."""
+        """Iterations done; with Gluon, including the ones that a loss scale has left out."""
         return self.session.iteration
 
     @property
@@ -228,7 +228,7 @@ class FrontEnd:
         """Leave the job. Collective; waits. With ``uneven="join"``, while the script handles an error, the process
         leaves at its end instead: the error may end the script, and a worker that has failed does not join.
         """
-        if self.options.uneven == "join" and ending.handled():
+        if self.options.uneven == "join" and id(sys.exc_info()[1]) != self._handled_before and ending.handled():
             return
         if not self._closed:
             self._meet()

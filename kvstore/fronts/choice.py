@@ -114,9 +114,13 @@ class StandIn:
         return self.method.admits(fit.options_of(self.method, self.options))
 
     def in_place_of(self, name: str) -> Dict[str, Any]:
-        """The options where a script asks for MXNet's store `name`. MXNet's `dist` stores add gradients up."""
-        adds = "dist" in name and self.method.reduces
-        return {**({"reduction": "sum"} if adds else {}), **self.options}
+        """The options where a script asks for MXNet's store `name`. MXNet's `dist` stores add gradients up, and so does
+        this one, where it can."""
+        if "dist" in name and self.method.reduces:
+            with contextlib.suppress(ConfigError):  # `decoupled` has another way, `merge`
+                fit.options_of(self.method, {"reduction": "sum", **self.options})
+                return {"reduction": "sum", **self.options}
+        return self.options
 
 
 def stand_in(text: str) -> StandIn:

@@ -98,7 +98,7 @@ def end_well(leave: Callable[[], None], waits: Optional[Callable[[], bool]] = No
     if waits is not None:
         follow()
 
-    here = os.getpid()
+    here, hook = os.getpid(), sys.excepthook
 
     def end() -> None:
         if os.getpid() != here:  # a child of this process, whose parent leaves the job
@@ -107,7 +107,10 @@ def end_well(leave: Callable[[], None], waits: Optional[Callable[[], bool]] = No
             die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has printed the error
         if waits is not None and exit_status() and waits():
             die(f"ended with exit status {exit_status()}{_handled}", exit_status())
-        leave()
+        try:
+            leave()
+        except BaseException as error:  # Python itself would print it and end well
+            hook(type(error), error, error.__traceback__)
 
     atexit.register(end)
 

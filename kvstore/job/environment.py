@@ -18,13 +18,17 @@ NO_MXNET = ("this job is on ps-lite, and this process has no MXNet, which that i
 
 @contextlib.contextmanager
 def job_folder_first() -> Iterator[None]:
-    """Inside, a server imports the job's own modules as workers do: from the job's folder, whatever is installed."""
+    """Inside, a server imports the job's own modules as workers do: from the job's folder, whatever is installed, and
+    without its role, with which an `import mxnet` in them would not return."""
     folder = [os.environ["ODSGD_MODULES"]] if serving and "ODSGD_MODULES" in os.environ else []
+    role = os.environ.pop("DMLC_ROLE", None) if serving else None
     sys.path[:0] = folder
     try:
         yield
     finally:
         del sys.path[:len(folder)]
+        if role is not None:
+            os.environ["DMLC_ROLE"] = role
 
 
 def launched() -> bool:

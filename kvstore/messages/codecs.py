@@ -212,7 +212,7 @@ class PowersOfTwo(Codec):
 class Float16(Codec):
     """`float16`: half precision, rounded to the nearest; 2 bytes a float.
 
-    Error of one encoding: at most |x| / 2048, or 2^-25 where |x| < 2^-14. Above 65504 it is infinity; NaN stays NaN.
+    Error of one encoding: at most |x| / 2048, or 2^-25 where |x| < 2^-14. From 65520 on it is infinity; NaN stays NaN.
     """
 
     FLOATS = np.arange(2 ** 16, dtype=np.uint16).view(np.float16).astype(np.float32)  # of every code

@@ -53,7 +53,7 @@ class Update:
         raise NotImplementedError
 
     def start(self, w: Array) -> None:
-        """Begin at `w`, as an optimizer that has seen nothing yet."""
+        """Begin at `w`, with a state that has seen nothing yet; steps count on."""
         raise NotImplementedError
 
 
@@ -102,7 +102,8 @@ class Worker:
         self.last_exchange.wait()
 
     def global_weights(self, step: Step) -> Array:
-        """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing in flight."""
+        """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing in flight. But for
+        `FrontEnd.snapshot` one worker of an asynchronous job asks alone, at any time."""
         if self.weights_holder.adds:
             raise ConfigError(f"{type(self).__name__} calls `allreduce`, which brings sums and no weights, and does "
                               "not say what the global weights are; write its `global_weights(step)`")

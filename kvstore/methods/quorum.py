@@ -162,6 +162,7 @@ def planned(file: str, bucket: int) -> List[Any]:
 
 def check_logs(file: str, buckets: Collection[int], num_workers: int) -> None:
     """ConfigError unless these are the logs of a job with such buckets and workers."""
+    read_logs.cache_clear()  # what a store before has read may have been written anew
     logs = read_logs(file)
     ranks = {rank for log in logs.values() for version in log for part in version for rank in part}
     if set(logs) != set(map(str, buckets)):

@@ -116,7 +116,7 @@ class QueuedOptimizer(Applied):
     skips: Optional[Callable[[np.ndarray], bool]] = None
     """Whether to leave out the step along this gradient, which then does not count; formulas in NumPy only."""
     reporting_skips: Callable[[], Callable[[np.ndarray], bool]]
-    """Makes a `skips` that prints which iteration left out a step; set if `skips` is."""
+    """Makes a `skips` that prints which iteration left out a step; a local step has it beside `skips`."""
     _written: Optional[NDArray] = None
 
     def __call__(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float = 1.0,
@@ -129,8 +129,10 @@ class QueuedOptimizer(Applied):
         else:  # MXNet's operators work in place
             if out is not w:
                 self.copy(w, out)
-            scales = type(self.optimizer).__name__ == "AdaDelta" and gradient_weight != 1  # and `grad` in place
-            self._by_mxnet(out, grad.copy() if scales else grad, lr, gradient_weight)
+            # One of a script's own may write to `grad`, which is still to be sent or read; AdaDelta scales it.
+            writes = not described.known(self.optimizer) or (
+                type(self.optimizer).__name__ == "AdaDelta" and gradient_weight != 1)
+            self._by_mxnet(out, grad.copy() if writes else grad, lr, gradient_weight)
         return out
 
     def facts(self) -> Dict[str, Any]:

@@ -3,7 +3,7 @@
 A worker's    arrays ``global/NAME`` and ``local/NAME`` (its weights), ``worker/ARRAY/NAME`` (what its method declares),
               ``optimizer_local/ARRAY/NAME``, ``wire/residual/NAME`` (what a codec keeps);
               JSON with the iteration, its rates and the facts
-the servers'  arrays ``optimizer/ARRAY/NAME`` and ``rule/ARRAY/NAME``; JSON by bucket
+the servers'  arrays ``optimizer/ARRAY/NAME``, ``rule/ARRAY/NAME``, with `codec_weights` ``kept/w/NAME``; JSON by bucket
 
 Arrays are by parameter, so they outlive a layout of buckets, and JSON says which of them each bucket has. In a
 synchronous job buckets may be cut anew where they all kept the same arrays and facts.

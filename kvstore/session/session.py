@@ -435,7 +435,7 @@ class Session:
                                      f"{late} is late, stopped or unreachable")
 
     def global_weights(self, bucket: Bucket) -> NDArray:
-        """W of one bucket. All workers ask, with nothing in flight."""
+        """W of one bucket (`Worker.global_weights`)."""
         return self.workers[bucket.id].global_weights(self.step)
 
     def memory(self) -> Dict[str, int]:

@@ -55,7 +55,7 @@ def end() -> None:
 
 
 atexit.register(end)  # early, so that it comes late: a worker has left its job by then
-atexit.register(engine.wait_all)  # and before that
+atexit.register(engine.wait_at_end)  # and before that
 
 
 class Moment:

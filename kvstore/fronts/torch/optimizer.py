@@ -106,9 +106,8 @@ class Optimizer(torch.optim.Optimizer):
     # -- what a script calls -----------------------------------------------------------------------------------
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """End the iteration: buckets that have not left yet leave. Returns at once, but in the first iteration.
-
-        A parameter without a gradient takes part with zeros.
+        """End the iteration: buckets that have not left yet leave. Returns at once, but in the first iteration, with
+        ``uneven="join"``, or if no module waits for some weights. A parameter without a gradient takes part with zeros.
         """
         loss = None
         if closure is not None:

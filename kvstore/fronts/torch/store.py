@@ -339,7 +339,7 @@ class TorchStore(FrontEnd):
 
     def stepped(self) -> bool:
         """The script's optimizer has taken a step; if an exchange is due, the method makes new weights of the result.
-        Returns whether any worker has taken a step. Collective if an exchange is due, and then it waits.
+        Returns whether any worker has taken a step. Collective, and may wait, if one is due or `uneven` is join.
         """
         self._check_usable()
         counts = self._counts()[0]

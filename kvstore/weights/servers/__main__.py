@@ -31,6 +31,8 @@ def main() -> int:
     if "ODSGD_MODULES" in os.environ:  # last, so that no file there hides a module of ours
         sys.path.append(os.environ["ODSGD_MODULES"])
     lean.begin()
+    if role == "server":
+        from kvstore.engine import _before  # noqa: F401  modules of the job's own may import MXNet, as in workers
     os.umask(0o077)  # its socket, where it is a file, is this user's alone
     if environment.on_sockets():
         from kvstore.weights.servers import sockets

@@ -88,8 +88,9 @@ def test_an_error_comes_to_whoever_waits_for_what_it_should_have_made(push: Any)
 
 
 @pytest.mark.parametrize("status", [0, EXIT_FAILURE])
-def test_the_end_of_a_process_waits_and_tells_an_error_that_nobody_has_waited_for(status: int) -> None:
-    script = ("import time\nfrom kvstore.engine import engine\none, two = engine.zeros(1), engine.zeros(1)\n"
+@pytest.mark.parametrize("more", ["", "import kvstore.session.session\n"])  # whose own end waits for operations, too
+def test_the_end_of_a_process_waits_and_tells_an_error_that_nobody_has_waited_for(more: str, status: int) -> None:
+    script = (more + "import time\nfrom kvstore.engine import engine\none, two = engine.zeros(1), engine.zeros(1)\n"
               "engine.push(lambda: (time.sleep(0.2), print('over', flush=True)), [], [one])\n"
               + ("engine.push(lambda: 1 / 0, [one], [two])\n" if status else ""))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, cwd=ROOT,

@@ -64,6 +64,7 @@ def test_a_name_with_options_and_the_sum_that_the_script_reckons_with() -> None:
     assert one.in_place_of("device") == {"warmup": "200", "lr_local": "0.05"}
     assert choice.stand_in("ssgd:reduction=mean").in_place_of("dist_sync") == {"reduction": "mean"}
     assert choice.stand_in("asgd").in_place_of("dist_async") == {}
+    assert choice.stand_in("decoupled:quorum=2").in_place_of("dist_sync") == {"quorum": "2"}  # has no `reduction`
     assert choice.stand_in("softsync:modulate=false").options == {"modulate": False}
     ring = choice.stand_in("odsgd:transport=ring")
     assert (ring.needs_servers, ring.transport, ring.options) == (False, "ring", {})

@@ -43,6 +43,7 @@ def test_what_an_agent_had_no_room_for_comes_whole_with_the_next_report(monkeypa
     ("ending.die('late', 75)", 75, True), ("ending.die('late', 70)", 70, False),
     ("ending.die_of_errors(); raise RuntimeError('Connection closed by peer [10.0.0.1]:4')", 70, True),
     ("ending.die_of_errors(); raise RuntimeError('nan')", 70, False),
+    ("ending.end_well(lambda: 1 / 0)", 70, False),
     ("from kvstore.errors import ConfigError; ending.die_of_errors(); raise ConfigError('lr 0')", 64, False)])
 def test_who_misses_a_deadline_or_a_peer_says_that_another_may_be_the_cause(
         does: str, status: int, another: bool) -> None:

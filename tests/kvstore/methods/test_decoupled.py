@@ -17,7 +17,7 @@ from kvstore.messages.header import Header
 from kvstore.messages.seam import Pending
 from kvstore.methods.contract import Update
 from kvstore.methods.decoupled import Decoupled, Learner, Syncer, mean, rda
-from kvstore.methods.quorum import LOG_PIECE, log_in, planned
+from kvstore.methods.quorum import LOG_PIECE, check_logs, log_in, planned
 from kvstore.state import declared
 from kvstore.transports.in_process import Stage
 from tests import paper
@@ -352,6 +352,12 @@ def test_worker_0_refuses_a_log_of_another_job_in_a_line_before_anything_starts(
         stage.run(lambda transport: begins(transport, str(tmp_path / "rounds.json")))
     assert says in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 400
     assert not stage.shards[0]._entries
+
+
+def test_a_log_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    for workers in (2, 3):
+        (tmp_path / "rounds.json").write_text(json.dumps({"0": [[[], []], [list(range(workers)), []]]}))
+        check_logs(str(tmp_path / "rounds.json"), [0], workers)
 
 
 def begins(transport: Any, replay: str) -> None:

@@ -256,10 +256,19 @@ def test_ours_take_their_arguments_in_the_order_of_mxnets() -> None:
     assert (made.lr, made.momentum, made.lamda) == (0.3, 0.5, 1.5)
 
 
-def test_a_gradient_that_is_read_again_is_not_scaled_in_place() -> None:
-    """As MXNet's AdaDelta does: a trial step, or a local one before the push."""
+class Scaling(mx.optimizer.SGD):
+    """One of a script's own that writes to the gradient, as a Trainer's next backward pass allows."""
+
+    def update_multi_precision(self, index: int, weight: NDArray, grad: NDArray, state: Any) -> None:
+        grad *= self.rescale_grad
+        weight -= grad
+
+
+@pytest.mark.parametrize("kind", [mx.optimizer.AdaDelta, Scaling])
+def test_a_gradient_that_is_read_again_is_not_scaled_in_place(kind: Any) -> None:
+    """As MXNet's AdaDelta does, and may one of a script's own: a trial step, or a local one before the push."""
     grad = mx.nd.ones(4)
-    made = QueuedOptimizer(mx.optimizer.AdaDelta(), 0, None)
+    made = QueuedOptimizer(kind(), 0, None)
     made.start(mx.nd.ones(4))
     made(mx.nd.ones(4), grad, 0.1, 0.5)
     np.testing.assert_array_equal(grad.asnumpy(), np.ones(4, np.float32))

@@ -13,7 +13,7 @@ import pytest
 
 import kvstore
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError, ProtocolError
+from kvstore.errors import ConfigError, ProtocolError, StoreClosedError
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.job import agreement, environment
 from kvstore.session.session import Session
@@ -697,15 +697,18 @@ def test_an_error_that_a_script_handles_is_told_before_it_waits_for_others(capsy
     assert "while the script handles it, it makes a call that is for all workers (global_weights, state_dict" in said
 
 
+@pytest.mark.parametrize("uneven", ["wait", "join"])
 def test_a_store_that_is_made_and_used_while_an_error_is_handled_says_nothing_of_it(
-        capsys: pytest.CaptureFixture[str]) -> None:
+        uneven: str, capsys: pytest.CaptureFixture[str]) -> None:
     def without(transport: Any) -> None:
         try:
             raise ImportError("no such module, as many scripts ask for")
         except ImportError:
-            store = kvstore.create("ssgd", transport)
+            store = kvstore.create("ssgd", transport, uneven=uneven)
             assert store.allreduce(np.ones(1)) == 2
             store.close()
+            with pytest.raises(StoreClosedError):
+                store.allreduce(np.ones(1))
 
     Stage(2).run(without)
     assert "handles it" not in capsys.readouterr().err
