@@ -104,13 +104,13 @@ class TorchStore(FrontEnd):
             self._warn(f"this `{self.name}` store was given no model, so that each worker has trained its own: no "
                        "od.Optimizer was made of it")
         super().close()
-        self._leave_model()
+        if self._closed:
+            self._leave_model()
 
     def _leave_model(self) -> None:
         """From here on another store trains it, or none."""
-        for lane in self.lanes:
-            if lane.due is not None and lane.written():  # what the script has put there stays
-                lane.due = None
+        for lane in (one for one in self.lanes if one.due is not None and one.written()):
+            lane.due = None  # what the script has put there stays
         self.show(self.lanes)
         if self.optimizer is not None:
             self.optimizer.leave_model()

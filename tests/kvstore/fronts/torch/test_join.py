@@ -56,6 +56,26 @@ def descend(rank: int, store: Any, way: str) -> List[float]:
     return seen
 
 
+def test_a_store_that_an_error_keeps_open_goes_on_with_its_model() -> None:
+    def train(transport: Any) -> List[float]:
+        model = Descent()
+        optimizer = Optimizer(torch.optim.SGD(model.parameters(), 0.5), model,
+                              create("ssgd", transport, uneven="join"))
+        seen = []
+        for _ in range(3):
+            model(0.0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(float(model(0.0).detach()))
+            try:
+                raise ValueError("the script handles it")
+            except ValueError:
+                optimizer.store.close()
+        return seen
+
+    assert Stage(1).run(train) == [[(W_0 / 2 ** t) ** 2 / 2 for t in (1, 2, 3)]]
+
+
 @pytest.mark.parametrize("name, kind, way, expected", [
     ("ssgd", None, "overlap", {}), ("ssgd", None, "mean", {}), ("dsync", "ring", "scaler", {}),
     ("odsgd", None, "overlap", {"delay": True}), ("ssgd", "sharded", "mean", {})])
