@@ -116,10 +116,11 @@ class StandIn:
     def in_place_of(self, name: str) -> Dict[str, Any]:
         """The options where a script asks for MXNet's store `name`. MXNet's `dist` stores add gradients up, and so does
         this one, where it can."""
+        sums = {"reduction": "sum", **self.options}
         if "dist" in name and self.method.reduces:
             with contextlib.suppress(ConfigError):  # `decoupled` has another way, `merge`
-                fit.options_of(self.method, {"reduction": "sum", **self.options})
-                return {"reduction": "sum", **self.options}
+                fit.options_of(self.method, sums)
+                return sums
         return self.options
 
 

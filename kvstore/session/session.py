@@ -50,6 +50,8 @@ class Session:
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         self.transport, self.timeout_s = transport, options.timeout_s
+        self._who_is_late = ("another worker or a server" if transport.kind == "server" else
+                             "another worker") + " is late, stopped or unreachable"
         self.method = method(options.in_iterations(), transport.num_workers)
         self.recorder = recorder.begin("worker", transport.worker_rank, transport.num_workers)
         self.weights_holder = HOLDERS[transport.kind](transport)
@@ -430,9 +432,8 @@ class Session:
                 worker.wait()
 
     def deadline(self) -> Any:
-        late = "another worker or a server" if self.transport.kind == "server" else "another worker"
         return deadlines.waiting_for(f"the wait for the answers of iteration {self.iteration}", self.timeout_s,
-                                     f"{late} is late, stopped or unreachable")
+                                     self._who_is_late)
 
     def global_weights(self, bucket: Bucket) -> NDArray:
         """W of one bucket (`Worker.global_weights`)."""

@@ -78,7 +78,7 @@ def decide(attempt: Attempt, before: Optional[Attempt], restarts_used: int, max_
     iterations = max(0, attempt.farthest - attempt.saved)
     where = f"checkpoint {attempt.saved}" if attempt.saved else "the beginning"
     return Decision(True, f"restart {restarts_used + 1} of {max_restarts}, from {where}; this loses "
-                    f"{attempt.since_checkpoint_s:.1f} s, at least {iterations} iteration{'s' * (iterations != 1)}")
+                    f"{attempt.since_checkpoint_s:.1f} s, at least {iterations} iterations")
 
 
 class Membership:

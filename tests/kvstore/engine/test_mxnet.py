@@ -20,8 +20,8 @@ import scipy.stats, pandas, sklearn.base
 a, b, c = mx.nd.ones((2, 3)), mx.nd.ones((3, 2)), mx.sym.Variable("c")
 print(mx.nd.dot(a, b, transpose_b=False).asnumpy().tolist(), mx.nd.dot(b, a).sum().asscalar())
 print(mx.sym.dot(c, c, name="twice").eval(c=mx.nd.ones((1, 1)))[0].asscalar(), mx.np.ones(2).sum().item())
-print(os.environ["{bulk}"], mx.nd.dot.__name__, mx.nd.dot.__module__, len(dir(mx.nd)), len(dir(mx.sym)))
-print(mx.test_utils.same(a.asnumpy(), b.asnumpy().T), mx.contrib.text.utils.__name__)
+print(mx.nd.dot.__name__, mx.nd.dot.__module__, len(dir(mx.nd)), len(dir(mx.sym)), len(dir(mx.np)))
+print(os.environ["{bulk}"], mx.test_utils.same(a.asnumpy(), b.asnumpy().T), mx.contrib.text.utils.__name__)
 print(mx.nd.dot.__code__.co_varnames[:2])
 """
 
