@@ -67,7 +67,7 @@ class QuorumRule(AsyncRule):
         self.members.append([worker_rank, rate])
         self._wake_all_once_met()
         self._resting.discard(worker_rank)
-        self._close(w, self.num_workers)
+        self._close(w, self.num_workers, rests=not self._plan)  # what the plan's run left open stays open
 
     def rest(self, worker_rank: int) -> None:
         """This worker rests; workers say so only where the quorum is more than one."""

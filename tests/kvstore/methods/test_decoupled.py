@@ -1,10 +1,11 @@
 """Decoupled DiLoCo: a path worked out by hand, what it is where its freedoms are taken, and rounds that repeat."""
 import json
 import queue
+import random
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -319,6 +320,47 @@ def test_who_looks_sees_all_rounds_of_the_plan_that_are_due(tmp_path: Path) -> N
     rule.look(w)
     assert rule.version == 2
     check_left_open(rule, w)  # as the run of the log had left it when it ended
+
+
+def arrive(seed: int, **options: Any) -> Tuple[float, Dict[int, List[int]], List[Any]]:
+    """Each of 3 workers pushes four times, asks after all but the last push, and rests; whose turn it is is drawn.
+    The weights at the end, the versions that each worker has got, and the log."""
+    rule, w, draw = syncer(3, quorum=2, merge="mean", **options), np.zeros(1, np.float32), random.Random(seed)
+    turns = dict.fromkeys(range(3), 0)
+    got: Dict[int, List[int]] = {rank: [] for rank in turns}
+    while turns:
+        rank = draw.choice(list(turns))
+        if turns[rank] == 7:
+            rule.rest(rank)
+            del turns[rank]
+        elif turns[rank] % 2 == 0:
+            sends(rule, rank, 10 ** rank * (1 + turns[rank]), w, counts=1 + rank)
+            turns[rank] += 1
+        elif rule.end_round(rank, w):  # else it waits
+            got[rank].append(rule.version)
+            turns[rank] += 1
+    rule.look(w)
+    return float(w[0]), got, log_in(vars(rule))
+
+
+def test_by_its_log_a_run_repeats_whenever_messages_arrive(tmp_path: Path) -> None:
+    for seed in range(100):
+        one, file = arrive(seed), tmp_path / f"{seed}.json"
+        file.write_text(json.dumps({"0": one[2]}))
+        assert arrive(seed + 100, replay=str(file))[:2] == one[:2], seed
+
+
+def test_what_a_run_left_open_stays_open_though_its_push_comes_when_the_others_rest(tmp_path: Path) -> None:
+    (tmp_path / "rounds.json").write_text(json.dumps({"0": [[[], []], [[0, 1, 2], []]]}))
+    rule, w = syncer(3, quorum=2, replay=str(tmp_path / "rounds.json")), np.zeros(1, np.float32)
+    for rank in range(3):
+        sends(rule, rank, 1, w)
+    rule.rest(0)
+    rule.rest(1)
+    sends(rule, 2, 1, w)
+    rule.look(w)
+    assert rule.version == 1
+    assert rule.end_round(2, w) and rule.version == 2  # a run that is longer than the log goes on
 
 
 def test_whoever_looks_ends_a_round_that_has_its_quorum_and_no_other() -> None:
