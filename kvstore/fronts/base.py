@@ -52,8 +52,7 @@ class FrontEnd:
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
         self._shown: List[Snapshot] = []  # this worker's own, then what is shown in its place; else empty
-        self._told_unsent = False
-        self._closed, self._pid = False, os.getpid()
+        self._told_unsent, self._closed, self._pid = False, False, os.getpid()
 
     def __repr__(self) -> str:
         return f"<kvstore {self.name}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
@@ -212,7 +211,8 @@ class FrontEnd:
 
     @property
     def _keeps_own(self) -> bool:
-        return not (self.session.method.waits and max(self.session.method.intervals(self.options)) == 1)
+        method, options = self.session.method, self.options
+        return not method.waits or max(method.intervals(options)) > 1 or getattr(options, "mix", 0) > 0
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""

@@ -6,6 +6,8 @@ import math
 import threading
 from typing import Any, Callable, Optional
 
+from kvstore.methods.contract import Method
+
 
 class _Here(threading.local):
     rows: Optional[int] = 0
@@ -43,11 +45,13 @@ def counted_rows() -> Optional[int]:
     return rows
 
 
-def advice(rows: Optional[int], store: str, num_workers: int, scale: float) -> Optional[str]:
+def advice(rows: Optional[int], method: Method, scale: float) -> Optional[str]:
     """A line if gradients, multiplied by this `scale`, have been divided by all workers' `rows`; else None."""
-    if num_workers == 1 or not rows or rows == 1 or not math.isclose(scale * rows * num_workers, 1, rel_tol=1e-6):
+    workers = method.num_workers
+    if workers == 1 or not rows or rows == 1 or not math.isclose(scale * rows * workers, 1, rel_tol=1e-6):
         return None
-    return (f"gradients are divided by {rows * num_workers}, which is {num_workers} workers times {rows} examples, "
-            f"and `{store}` takes the mean over the workers: they are divided by {num_workers} twice. Divide by the "
-            f"worker's own examples (trainer.step({rows}), or Module's default), or make the store with "
-            "reduction=\"sum\", as MXNet's servers have it")
+    instead = ", or make the store with reduction=\"sum\", as MXNet's servers have it"
+    return (f"gradients are divided by {rows * workers}, which is {workers} workers times {rows} examples, and "
+            f"`{method.name}` takes the mean over the workers: they are divided by {workers} twice. Divide by the "
+            f"worker's own examples (trainer.step({rows}), or Module's default)"
+            f"{instead if method.takes == 'gradients' else ''}")

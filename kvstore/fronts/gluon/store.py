@@ -167,7 +167,7 @@ class Store(FrontEnd, mx.kvstore.KVStoreBase):
         self.session.use(optimizer)  # with the settings that it has by now
         rows = batch.counted_rows()
         if self.session.method.reduces and self.options.reduction == "mean":
-            self._warn(batch.advice(rows, self.name, self.num_workers, self._share_of_an_example(optimizer)))
+            self._warn(batch.advice(rows, self.session.method, self._share_of_an_example(optimizer)))
         self._share()
         self._take_over()
         for key, known in self._keyed.items():  # an optimizer may have come after its key

@@ -179,15 +179,18 @@ def test_a_module_with_fixed_parameters_walks_mxnets_path() -> None:
 
 @pytest.mark.parametrize("step", [gluon_step, module_step, scaled_step], ids=["gluon", "module", "scaled"])
 @pytest.mark.parametrize("store, reduction, divisor, told", [
-    ("ssgd", "mean", 6, 1), ("ssgd", "mean", 3, 0), ("ssgd", "sum", 6, 0), ("asgd", "mean", 6, 0)])
+    ("ssgd", "mean", 6, 1), ("ssgd", "mean", 3, 0), ("ssgd", "sum", 6, 0), ("asgd", "mean", 6, 0),
+    ("decoupled", "mean", 6, 1)])
 def test_a_script_that_divides_by_all_workers_examples_is_told_once_where_the_store_takes_their_mean(
         step: Any, store: str, reduction: str, divisor: int, told: int, capfd: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers."""
     monkeypatch.setattr(batch, "_here", batch._Here())  # nothing of earlier tests
-    options = {} if store == "asgd" else {"reduction": reduction}
+    options = {"reduction": reduction} if store == "ssgd" else {}
     Stage(2).run(lambda transport: step(kvstore.create(store, transport, **options), divisor))
-    assert capfd.readouterr().err.count("divided by 6, which is 2 workers times 3 examples, and `ssgd` takes") == told
+    said = capfd.readouterr().err
+    assert said.count(f"divided by 6, which is 2 workers times 3 examples, and `{store}` takes") == told
+    assert said.count("or make the store with reduction=\"sum\"") == (told if store == "ssgd" else 0)
 
 
 def test_the_examples_of_an_earlier_store_are_not_those_of_a_later_one(capfd: pytest.CaptureFixture[str]) -> None:

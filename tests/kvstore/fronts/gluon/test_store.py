@@ -586,6 +586,15 @@ def test_two_trainers_of_one_store_are_told_apart() -> None:
         second_steps()
 
 
+@pytest.mark.parametrize("options, own", [({"H": 1}, False), ({"H": 1, "mix": 0.5}, True), ({"H": 2}, True)])
+def test_parameters_hold_a_workers_own_weights_between_exchanges_and_after_one_with_a_mix(
+        options: Dict[str, Any], own: bool) -> None:
+    store = kvstore.create("diloco", Stage(1).worker(0), **options)
+    net, _, step = stepping(store)
+    step()
+    assert store.holds_own([net.weight.name]) == own
+
+
 def test_a_store_that_takes_a_network_over_tells_what_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
     stores = [kvstore.create("local"), *(kvstore.create(name, Stage(1).worker(0)) for name in ("easgd", "ssgd"))]
     net, _, step = stepping(stores[0])
