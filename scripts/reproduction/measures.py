@@ -35,11 +35,11 @@ def diverged(result: Result) -> bool:
 
 
 def _vibration(result: Result) -> float:
-    """Between an epoch's test accuracy and the next one's, over the second half."""
-    tests = [*zip(result.column("epoch"), result.column("test_accuracy"))]
-    steps = [100 * (after - before) for (epoch, before), (later, after) in zip(tests, tests[1:])
-             if epoch > tests[-1][0] // 2 and later == epoch + 1]
-    return statistics.pstdev(steps) if steps else math.nan
+    """Between an epoch's test accuracy and the next one's, over the second half; NaN if epochs of it were left out."""
+    tests = dict(zip(result.column("epoch"), result.column("test_accuracy")))
+    steps = [100 * (tests.get(epoch + 1, math.nan) - tests.get(epoch, math.nan))
+             for epoch in range(int(max(tests)) // 2 + 1, int(max(tests)))]
+    return statistics.pstdev(steps) if steps and math.isfinite(sum(steps)) else math.nan
 
 
 def _smoothed(result: Result) -> float:

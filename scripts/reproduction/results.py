@@ -12,7 +12,7 @@ file.
     parameters   of the network
     starts       how often the run was begun or taken up again
     seconds      of training and evaluation, real ones
-    curve        columns, and a row for each epoch; of many epochs some
+    curve        columns, and a row for each epoch
     staleness    of an asynchronous run: mean, max, lr_mean, histogram
     checksum     SHA-256 of all that
 
@@ -29,7 +29,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from kvstore.errors import ConfigError, shown
 from odsgd.config.files import read_text
@@ -41,8 +41,8 @@ MOST_NBYTES = 1 << 24
 
 COLUMNS = ("epoch", "iteration", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "virtual_seconds")
 
-ROWS = 60
-"""Epochs that are kept, beside the last few."""
+ENCODING = "latin-1"
+"""What `line_of` writes is ASCII. Any other byte is read, refused with its line, and left as it is."""
 
 Key = Tuple[str, str, str, int]
 """Item, scale, cell and seed."""
@@ -90,18 +90,6 @@ class Result:
 FIELDS = {"schema", "checksum", "curve", *(one.name for one in dataclasses.fields(Result))} - {"rows"}
 
 
-def thinned(rows: Sequence[List[Any]]) -> List[List[Any]]:
-    """At most `ROWS` epochs evenly, and the last five, which are averaged.
-
-    >>> [row[0] for row in thinned([[epoch] for epoch in range(1, 141)])][-8:]
-    [131, 133, 135, 136, 137, 138, 139, 140]
-    """
-    if len(rows) <= ROWS:
-        return list(rows)
-    evenly = {round(number * (len(rows) - 1) / (ROWS - 1)) for number in range(ROWS)}
-    return [rows[number] for number in sorted(evenly | set(range(len(rows) - 5, len(rows))))]
-
-
 def add(result: Result, path: Path) -> None:
     """Put a result into its file, which is whole at all times, whoever else adds to it. Other lines stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +98,7 @@ def add(result: Result, path: Path) -> None:
         cell = line[:line.index('"schema"')]
         lines = [line, *(one for one in _lines(path) if not one.startswith(cell))]
         draft = path.with_suffix(".draft")
-        draft.write_text("\n".join(sorted(lines)) + "\n", encoding="utf-8")
+        draft.write_text("\n".join(sorted(lines)) + "\n", encoding=ENCODING)
         draft.replace(path)
 
 
@@ -141,7 +129,7 @@ def _checksum(content: Dict[str, Any]) -> str:
 def read(path: Path) -> Dict[Key, Result]:
     """What `add` has written there. A line that it has not written so is refused by name, and the rest is read."""
     found: Dict[Key, Result] = {}
-    twice = set()
+    twice: Set[Key] = set()
     for number, line in enumerate(_lines(path), start=1):
         where = f"`{shown(path)}`, line {number}"
         try:
@@ -149,10 +137,13 @@ def read(path: Path) -> Dict[Key, Result]:
         except ConfigError as error:
             refuse(f"{where}: {error}")
             continue
-        if found.setdefault(result.key, result) != result:
-            twice.add(result.key)
-            refuse(f"{where}: {shown(' '.join(map(str, result.key)))} stands in another line with other content, and "
-                   "neither counts; remove one")
+        if result.key not in found:
+            found[result.key] = result
+            continue
+        same = found[result.key] == result
+        twice |= set() if same else {result.key}
+        refuse(f"{where}: {shown(' '.join(map(str, result.key)))} stands in another line with "
+               f"{'the same content, and counts once' if same else 'other content, and neither counts'}; remove one")
     return {key: result for key, result in found.items() if key not in twice}
 
 
@@ -164,7 +155,7 @@ def refuse(line: str) -> None:
 
 
 def _lines(path: Path) -> List[str]:
-    text = read_text(path, "results of runs", MOST_NBYTES) if path.exists() else ""
+    text = read_text(path, "results of runs", MOST_NBYTES, ENCODING) if path.exists() else ""
     return [line for line in text.split("\n") if line]
 
 
@@ -175,6 +166,7 @@ def _parsed(line: str) -> Result:
         said = content.pop("checksum")
         known = content["schema"] == SCHEMA
         whole = said == _checksum(content) and {*content, "checksum"} == FIELDS
+        rows = content.pop("curve")["rows"]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ConfigError("cut off, or no result of a run; restore the line, or remove it and run its cell again"
                           ) from None
@@ -185,4 +177,4 @@ def _parsed(line: str) -> Result:
         raise ConfigError("changed by hand or damaged: its checksum is another; restore the line, or remove it and run "
                           "its cell again")
     del content["schema"]
-    return Result(rows=content.pop("curve")["rows"], **content)
+    return Result(rows=rows, **content)

@@ -287,7 +287,7 @@ def collected(trial: Trial, folder: Path) -> Result:
         parameters=start["parameters"],
         starts=sum(event["event"] == "start" for event in events_of(folder / METRICS)),
         seconds=round(sum(epoch["seconds"] for epoch in records.epochs), 1),
-        rows=results.thinned([[rounded(epoch.get(name)) for name in COLUMNS] for epoch in records.epochs]),
+        rows=[[rounded(epoch.get(name)) for name in COLUMNS] for epoch in records.epochs],
         staleness={"mean": rounded(counted["staleness_mean"]), "max": counted["staleness_max"],
                    "lr_mean": rounded(counted["lr_mean"]), "histogram": counted["histogram"]} if counted else None)
 

@@ -22,7 +22,6 @@ from odsgd.config.train import TrainConfig
 from odsgd.training.data.data import Shards
 from odsgd.training.schedule import Schedule
 from scripts.examples.networks import NETWORKS
-from scripts.reproduction import results
 from scripts.reproduction.declarations import Trial
 from scripts.reproduction.gpu.images import Images
 from scripts.reproduction.gpu.replica import Replica
@@ -264,7 +263,7 @@ class Run:
                       scale=trial.scale.name, asked=trial.asked, config=kept(self.config.to_dict()),
                       versions={**versions, **from_sources(self.sources)}, machine=machine,
                       parameters=len(self.w), starts=len(self.sources), seconds=round(self.seconds, 1),
-                      rows=results.thinned(rows), staleness=None)
+                      rows=rows, staleness=None)
 
 
 def shards(config: TrainConfig, trial: Trial, images: Images) -> Shards:
