@@ -149,7 +149,7 @@ AnyRound = TypeVar("AnyRound", bound=Round)
 class Line:
     """Rounds that begin in the order in which they were asked for. `tags`: the first tag of their messages."""
 
-    TAGS = 64  # two workers are fewer rounds apart
+    TAGS = 64  # rounds in flight are fewer apart
 
     def __init__(self, tags: int) -> None:
         self.tags, self.asked, self.begun = tags, 0, 0
@@ -160,7 +160,8 @@ class Rounds:
     """All rounds of this process. `line` and `ask` on the main thread, `begin` and `resume` on any.
 
     Invariants:
-      1. Rounds of a line begin in the order of their numbers: round n only when all before it have begun.
+      1. Rounds of a line begin in the order of their numbers: round n only when all before it have begun, and all that
+         may have had its tag are over, however long one is or pauses.
       2. A slot has one round, and that one pair of messages in flight, or none while it pauses. Each line has slots of
          its own, so that a round never waits for one of another line.
       3. When a round is over here, all that it sent has arrived, so a process without rounds may go at any time.
@@ -279,7 +280,8 @@ class Rounds:
             self._go_on(self._resumed.popleft())
         for at, line in enumerate(self._lines):
             its = slice(at * self.WINDOW, (at + 1) * self.WINDOW)
-            while line and line.begun + 1 in line.given and None in self._slots[its]:
+            while line and line.begun + 1 in line.given and None in self._slots[its] and not any(
+                    round_ and round_.number <= line.begun + 1 - Line.TAGS for round_ in self._slots[its]):
                 self._begin(self._slots.index(None, its.start), line.given.pop(line.begun + 1))
 
     def _begin(self, slot: int, round_: Round) -> None:

@@ -19,7 +19,8 @@ from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import ending
 from kvstore.messages.codecs import WITHOUT_RESIDUAL, codec
 from kvstore.transports.mpi import World
-from kvstore.transports.rounds import Round, Rounds
+from kvstore.transports.ring import PartRound, cut
+from kvstore.transports.rounds import Round, Rounds, owned
 from tests.jobs import PATIENCE_S, ROOT, environment
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
@@ -122,6 +123,35 @@ def many() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_rounds_come_to_an_end_however_many_wait(workers: int) -> None:
     all_say_right(workers, "many")
+
+
+def pass_by() -> None:
+    """The first round pauses on the first rank while as many later ones as can pass it by."""
+    rounds = start()
+    line, over, summed = rounds.line(), threading.Semaphore(0), threading.Event()
+    first = rounds.ask(PartRound("bucket", [0, 3, 6]), line)
+    first.own, first.total = np.ones(6, np.float32), np.zeros(6, np.float32)
+    first.summed, first.over = summed.set, over.release
+    first.part = cut(first.total, first.cuts)[owned(rounds.worker_rank, 2)]
+    rounds.give(first)
+    sums = [np.zeros(6, np.float32) for _ in range(2 * line.TAGS)]
+    for number, out in enumerate(sums):
+        later = rounds.ask(Round("bucket", codec("none")), line)
+        rounds.begin(later, np.full(6, number, np.float32), out, over.release)
+    assert summed.wait(30)
+    if rounds.worker_rank:
+        rounds.resume(first)
+    assert all(over.acquire(timeout=30) for _ in range(line.TAGS - 1))
+    rounds.total(np.zeros(1))  # what may begin by now has begun
+    if not rounds.worker_rank:
+        rounds.resume(first)
+    assert all(over.acquire(timeout=30) for _ in range(line.TAGS + 2))
+    assert (first.total == 2).all() and all((out == 2 * number).all() for number, out in enumerate(sums))
+    say("right")
+
+
+def test_rounds_that_pass_a_paused_one_by_do_not_meet_its_messages() -> None:
+    all_say_right(2, "pass_by")
 
 
 def cross() -> None:
