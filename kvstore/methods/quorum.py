@@ -4,13 +4,14 @@
     fetch, `end_round` of a worker whose push is kept: the round is over if `quorum` workers are in it. If not, the
                        answer is the weights as they are, and the push is in the round that closes next
 
-So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is also over when
-it has all workers from whom a push can come: the launcher has not given them up, and they do not rest (wait for all
-others at a meeting, or have ended); or when it has `MOST_KEPT` pushes for each worker. Pushes are handed on in the
-order of ranks, so that their order of arrival changes no bit. What could change bits: which workers are in a round, and
-which round's weights answer a worker. The log has both, and grows as long as the run: all but the current version is
-text, 20 bytes a round of three workers, which an export does not copy. A rule with a plan, the log of another run,
-closes rounds and answers by it; at the plan's end it goes on without.
+So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them, but not that to a worker
+that has joined, which may be at another fragment than those that wait for it. A round is also over when it has all
+workers from whom a push can come: the launcher has not given them up, and they do not rest (wait for all others at a
+meeting, or have ended); or when it has `MOST_KEPT` pushes for each worker. Pushes are handed on in the order of ranks,
+so that their order of arrival changes no bit. What could change bits: which workers are in a round, and which round's
+weights answer a worker. The log has both, and grows as long as the run: all but the current version is text, 20 bytes a
+round of three workers, which an export does not copy. A rule with a plan, the log of another run, closes rounds and
+answers by it; at the plan's end it goes on without.
 """
 import functools
 import json
@@ -108,7 +109,8 @@ class QuorumRule(AsyncRule):
         """Whether this worker may be answered with the weights as they are."""
         if self.version < len(self._plan):
             return bool(self._plan[self.version][1].count(worker_rank) > self.log_now[1].count(worker_rank))
-        return self.options.quorum < self.num_workers or worker_rank not in self._pushed_ranks()
+        waits = self.options.quorum == self.num_workers and worker_rank not in lost_workers()  # as joiners are
+        return not waits or worker_rank not in self._pushed_ranks()
 
     def _close(self, w: np.ndarray, at_least: int, rests: bool = True) -> bool:
         """Close the round if so many workers are in it, or all that can still come; with a plan, if it is the next one

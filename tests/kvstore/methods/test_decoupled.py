@@ -216,6 +216,18 @@ def test_a_joiner_that_has_left_is_not_waited_for_once_the_others_have_met(
     assert rule.end_round(0, w) and rule.version == 1
 
 
+def test_a_joiner_at_another_fragment_than_the_worker_that_waits_for_it_goes_on(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+    (tmp_path / "lost").write_text("1\n+1\n")
+    (one, other), w = (syncer(2, quorum=2) for _ in range(2)), np.zeros(1, np.float32)
+    sends(one, 0, 1, w)
+    sends(other, 1, 1, w)
+    assert other.end_round(1, w) and not one.end_round(0, w)
+    sends(one, 1, 1, w)
+    assert one.end_round(0, w) and (one.version, other.version) == (1, 0)
+
+
 def test_what_is_kept_for_a_round_that_has_no_quorum_is_bounded() -> None:
     rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)
     for _ in range(50):
