@@ -15,6 +15,7 @@ answers by it; at the plan's end it goes on without.
 """
 import functools
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, Collection, Dict, List, Sequence, Set
@@ -45,7 +46,8 @@ class QuorumRule(AsyncRule):
         # Of each version: the ranks of its round, and those that its weights have answered. Older versions are JSON.
         self.log_before: List[str] = []
         self.log_now: List[List[int]] = [[], []]
-        self._resting: Set[int] = set()
+        self._came = [0.0] * self.num_workers  # to how many meetings each worker has come, its end included
+        self._over = 0.0  # how many meetings are over
         self._plan: List[Any] = planned(self.options.replay, self.index) if self.options.replay else []
 
     def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
@@ -66,24 +68,25 @@ class QuorumRule(AsyncRule):
     def _keep(self, worker_rank: int, rate: float, push: np.ndarray, w: np.ndarray) -> None:
         self.pushes.append(push)
         self.members.append([worker_rank, rate])
-        self._wake_all_once_met()
-        self._resting.discard(worker_rank)
+        if worker_rank in lost_workers():  # it has joined, and meets nobody
+            self._came[worker_rank] = 0.0
+        self._over = max(self._over, self._came[worker_rank])
         self._close(w, self.num_workers, rests=not self._plan)  # what the plan's run left open stays open
 
     def rest(self, worker_rank: int) -> None:
         """This worker rests; workers say so only where the quorum is more than one."""
-        self._resting.add(worker_rank)
-        self._wake_all_once_met()
+        self._came[worker_rank] += math.inf if worker_rank in lost_workers() else 1  # a joiner's end is for good
 
-    def _wake_all_once_met(self) -> None:
-        """If all workers that take part in meetings rest, they have met and go on."""
+    def _resting(self) -> Set[int]:
+        """A meeting is over once all that take part have come, or one of them has pushed again: this host may hear late
+        that another is lost."""
         meet = set(range(self.num_workers)) - lost_workers()
-        if meet and self._resting >= meet:
-            self._resting -= meet  # a worker that has joined and left stays away
+        self._over = max(self._over, min((self._came[rank] for rank in meet), default=0.0))
+        return {rank for rank, came in enumerate(self._came) if came > self._over}
 
     def _may_still_come(self, ranks: Collection[int], rests: bool) -> Set[int]:
         """The workers beside `ranks` from whom a push can still come; `rests`: none comes from those that rest."""
-        return set(range(self.num_workers)) - set(ranks) - absent_workers() - (self._resting if rests else set())
+        return set(range(self.num_workers)) - set(ranks) - absent_workers() - (self._resting() if rests else set())
 
     def end_round(self, worker_rank: int, w: np.ndarray) -> bool:
         if worker_rank in self._pushed_ranks() or not self._answers(worker_rank):
@@ -123,7 +126,6 @@ class QuorumRule(AsyncRule):
             at_least, ranks = 0, self._plan[self.version + 1][0]
         if not ranks or Counter(ranks) - Counter(self._pushed_ranks()):
             return False
-        self._wake_all_once_met()
         few = len(set(ranks)) < at_least and len(ranks) < MOST_KEPT * self.num_workers
         if few and self._may_still_come(ranks, rests):
             return False

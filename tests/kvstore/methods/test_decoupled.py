@@ -204,6 +204,22 @@ def test_a_worker_that_rests_is_not_waited_for_until_all_rest(
     assert rule.version == 3
 
 
+def test_a_worker_that_has_met_is_waited_for_though_its_servers_host_hears_of_a_loss_after_the_others(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, w = syncer(3, quorum=3), np.zeros(1, np.float32)
+    rule.rest(0)
+    rule.rest(1)  # they meet without worker 2
+    sends(rule, 0, 1, w)
+    (tmp_path / "lost").write_text("2\n")
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+    assert not rule.end_round(0, w)
+    sends(rule, 1, 1, w)
+    assert rule.end_round(0, w) and rule.version == 1
+    sends(rule, 0, 1, w)
+    rule.rest(1)
+    assert rule.end_round(0, w) and rule.version == 2
+
+
 def test_a_joiner_that_has_left_is_not_waited_for_once_the_others_have_met(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
