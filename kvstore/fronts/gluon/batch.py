@@ -4,9 +4,10 @@ script calls `backward` have a row for each example, and a Module knows its batc
 """
 import math
 import threading
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from kvstore.methods.contract import Method
+if TYPE_CHECKING:
+    from kvstore.methods.contract import Method
 
 
 class _Here(threading.local):
@@ -45,7 +46,7 @@ def counted_rows() -> Optional[int]:
     return rows
 
 
-def advice(rows: Optional[int], method: Method, scale: float) -> Optional[str]:
+def advice(rows: Optional[int], method: "Method", scale: float) -> Optional[str]:
     """A line if gradients, multiplied by this `scale`, have been divided by all workers' `rows`; else None."""
     workers = method.num_workers
     if workers == 1 or not rows or rows == 1 or not math.isclose(scale * rows * workers, 1, rel_tol=1e-6):
