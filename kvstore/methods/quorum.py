@@ -112,8 +112,8 @@ class QuorumRule(AsyncRule):
         """Whether this worker may be answered with the weights as they are."""
         if self.version < len(self._plan):
             return bool(self._plan[self.version][1].count(worker_rank) > self.log_now[1].count(worker_rank))
-        waits = self.options.quorum == self.num_workers and worker_rank not in lost_workers()  # as joiners are
-        return not waits or worker_rank not in self._pushed_ranks()
+        return (self.options.quorum < self.num_workers or worker_rank not in self._pushed_ranks()
+                or worker_rank in lost_workers())  # it has joined
 
     def _close(self, w: np.ndarray, at_least: int, rests: bool = True) -> bool:
         """Close the round if so many workers are in it, or all that can still come; with a plan, if it is the next one

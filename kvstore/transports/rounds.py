@@ -155,6 +155,12 @@ class Line:
         self.tags, self.asked, self.begun = tags, 0, 0
         self.given: Dict[int, Round] = {}  # their arrays are there, and they have not begun
 
+    def may_begin(self, slots: Sequence[Optional[Round]]) -> bool:
+        """Whether the next round is here, a slot is free, and none has a round that may share its tag."""
+        number = self.begun + 1
+        return number in self.given and None in slots and all(
+            round_ is None or round_.number > number - self.TAGS for round_ in slots)
+
 
 class Rounds:
     """All rounds of this process. `line` and `ask` on the main thread, `begin` and `resume` on any.
@@ -280,8 +286,7 @@ class Rounds:
             self._go_on(self._resumed.popleft())
         for at, line in enumerate(self._lines):
             its = slice(at * self.WINDOW, (at + 1) * self.WINDOW)
-            while line and line.begun + 1 in line.given and None in self._slots[its] and not any(
-                    round_ and round_.number <= line.begun + 1 - Line.TAGS for round_ in self._slots[its]):
+            while line and line.may_begin(self._slots[its]):
                 self._begin(self._slots.index(None, its.start), line.given.pop(line.begun + 1))
 
     def _begin(self, slot: int, round_: Round) -> None:

@@ -78,11 +78,11 @@ Of times:
 LEAD = """\
 **In short.** With MobileNet on MNIST, over the paper's whole training, OD-SGD and SSGD end within 0.2 points of each
 other (3 seeds). In our runs on CIFAR-10 OD-SGD ended lower. It may be chance with ResNet18 over the whole training (0.8
-points, one seed) and with ResNet-20 after 40 epochs (1.8 points, 3 seeds). It is none with ResNet-20 after 10 epochs
-(14 points, 6 seeds, with 15 iterations of warm-up; the paper advises 3 epochs). {open} of the paper's {claims} claims
-about accuracy are open: they need longer runs, more seeds or ImageNet. In a simulated cluster of 4 workers OD-SGD is
-1.3 to 1.5 times as fast as SSGD on Ethernet (the paper: 1.6 to 1.7 times) and hardly faster on InfiniBand (the paper:
-1.3 times). With 12 workers it is 1.1 times as fast on Ethernet (the paper: 1.4) and 1.3 times on InfiniBand (the paper:
+points, one seed) and with ResNet-20 after 40 epochs (1.8 points, 3 seeds). With ResNet-20 after 10 epochs it is not (14
+points, 6 seeds, with 15 iterations of warm-up; the paper advises 3 epochs). {open} of the paper's {claims} claims about
+accuracy are open: they need longer runs, more seeds or ImageNet. In a simulated cluster of 4 workers OD-SGD is 1.3 to
+1.5 times as fast as SSGD on Ethernet (the paper: 1.6 to 1.7 times) and hardly faster on InfiniBand (the paper: 1.3
+times). With 12 workers it is 1.1 times as fast on Ethernet (the paper: 1.4) and 1.3 times on InfiniBand (the paper:
 1.3). OD-SGD is about as fast as ASGD in this cluster, and faster on InfiniBand with 12 workers.
 
 This table has the longest trainings with 4 workers so far, with the test accuracy in %. The difference is OD-SGD minus

@@ -140,10 +140,11 @@ def read(path: Path) -> Dict[Key, Result]:
         if result.key not in found:
             found[result.key] = result
             continue
-        same = found[result.key] == result
-        twice |= set() if same else {result.key}
-        refuse(f"{where}: {shown(' '.join(map(str, result.key)))} stands in another line with "
-               f"{'the same content, and counts once' if same else 'other content, and neither counts'}; remove one")
+        content = "the same content, and counts once"
+        if found[result.key] != result:
+            twice.add(result.key)
+            content = "other content, and neither counts"
+        refuse(f"{where}: {shown(' '.join(map(str, result.key)))} stands in another line with {content}; remove one")
     return {key: result for key, result in found.items() if key not in twice}
 
 
